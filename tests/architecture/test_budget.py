@@ -6,10 +6,10 @@ from source_tree import sources
 # Package of tfaccel, without those listed apart -> lines of its files.
 BUDGET = {
     "": 1_575,
-    "compressing": 6_750,
+    "compressing": 6_600,
     "costs": 850,
     "data": 12_050,
-    "exporting": 3_750,
+    "exporting": 3_650,
     "extras": 50,
     "extras.cluster": 1_850,
     "extras.data_service": 600,
@@ -36,9 +36,9 @@ BUDGET = {
     "training.stages": 850,
     "training.steps": 7_250,
     "training.workers": 850,
-    "tuning": 4_450,
+    "tuning": 4_400,
 }
-MAX_FILES = 396
+MAX_FILES = 395
 
 UNUSED_LINES, UNUSED_SHARE = 100, 0.05  # what a budget may be above its package, before it has to be lowered
 

@@ -10,7 +10,7 @@ from keras import layers
 from scipy import stats
 
 from tfaccel import compress
-from tfaccel.compressing.comparison.drop_judge import DropInterval, DropLimit, jackknife_interval, paired_interval
+from tfaccel.compressing.comparison.drop_judge import DropInterval, jackknife_interval, paired_interval
 from tfaccel.compressing.comparison.task_metric import TaskMetrics
 from tfaccel.compressing.compress_result import CompressResult, cells
 from tfaccel.compressing.compress_source import get_batches
@@ -59,7 +59,7 @@ def judged(y, of_float, other, metric, *, limit=0.01):
     name = "metric" if isinstance(metric, keras.metrics.Metric) else metric
     before = task.of_float_model(lambda x: of_float[x[:, 0].astype(int)])[name]
     lower = task.lower_is_better(name)
-    task.judge_by(DropLimit(metric=name, lower_is_better=lower, drop=limit, confidence=0.95))
+    task.judge_by(name, lower_is_better=lower, limit=limit, confidence=0.95)
     after = task.of(lambda x: other[x[:, 0].astype(int)])[name]
     return task.drop_interval(of_float=before, value=after), after - before if lower else before - after
 

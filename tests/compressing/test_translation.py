@@ -92,16 +92,20 @@ def test_inputs_of_a_model_in_a_model_are_found_by_name(logical_devices):
     assert call.tensors == [Tensor(None, 1), Tensor(None, 0)]
 
 
-def test_half_precision_becomes_float32():
-    from tfaccel.compressing.tfmot.flat_model import in_float32
+def test_half_precision_becomes_float32(logical_devices):
+    import keras
+
+    from tfaccel.compressing.tfmot.flat_model import flatten_model, in_float32
 
     policy = {"class_name": "DTypePolicy", "config": {"name": "mixed_float16"}}
     assert in_float32({"dtype": policy, "config": {"dtype": "bfloat16", "x": [{"dtype": "int32"}]}}) == {
-        "dtype": "float32",
+        "dtype": {**policy, "config": {"name": "float32"}},
         "config": {"dtype": "float32", "x": [{"dtype": "int32"}]},
     }
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    model.layers[-1].quantize("int8")
     with pytest.raises(CompressionError, match=r"already quantized \(int8_from_float32\)"):
-        in_float32({"dtype": {"class_name": "QuantizedDTypePolicy", "config": {"name": "int8_from_float32"}}})
+        flatten_model(model)
 
 
 def test_model_that_cannot_be_translated_is_refused(logical_devices):

@@ -90,24 +90,27 @@ def trained(name, method):
     layers = translate(flat, flat.weights(), x)
     options = TfmotOptions(num_clusters=4)
     if method == "qat":
-        made = quantized_model(flat, layers, method)
-        begin_with_ranges(made.model, x)
-    elif method == "cluster":
-        made = clustered_model(flat, layers, options)
+        model, notes = quantized_model(flat, layers, method)
+        begin_with_ranges(model, x)
+        callbacks = ()
     else:
-        made = pruned_model(flat, layers, method, options, 4)
-    made.model.compile(tf_keras.optimizers.Adam(1e-3), loss="mse")
+        if method == "cluster":
+            made = clustered_model(flat, layers, options)
+        else:
+            made = pruned_model(flat, layers, method, options, 4)
+        model, notes, callbacks = made.model, made.notes, made.callbacks
+    model.compile(tf_keras.optimizers.Adam(1e-3), loss="mse")
     given = x if len(x) > 1 else x[0]
     targets = np.random.default_rng(1).normal(size=(16, flat.model.output_shape[-1]))
     steps = {"epochs": 1 if name == "mobile" else 4, "batch_size": 16, "verbose": 0}
-    made.model.fit(given, targets, callbacks=getattr(made, "callbacks", ()), **steps)
-    expected = made.model.predict_on_batch(given)
+    model.fit(given, targets, callbacks=callbacks, **steps)
+    expected = model.predict_on_batch(given)
     if method == "qat":
-        return {"notes": made.notes, **as_litert(made.model, flat, x, expected)}
+        return {"notes": notes, **as_litert(model, flat, x, expected)}
     kernels = {path: [made.weights()[path][place] for place in places] for path, places in made.changed().items()}
     outputs = flat.with_weights(made.weights())(given, training=False)
     return {
-        "notes": made.notes,
+        "notes": notes,
         "difference": float(np.abs(outputs - expected).max()),
         "values": max(len(np.unique(kernel)) for arrays in kernels.values() for kernel in arrays),
         "zeros": min(float(np.mean(kernel == 0)) for arrays in kernels.values() for kernel in arrays),

@@ -238,8 +238,12 @@ def translated(model, inputs=None):
     layers = translate(sent, flat.weights(), x)
     made = assemble(sent, layers)
     difference = check_outputs(made, sent, x, keras.tree.flatten(outputs))
-    back = {path: layers.get_layer_weights(path) for path, layer in layers.by_path.items() if layer.weights}
-    changed = {path: [array + 1 for array in arrays] for path, arrays in back.items()}
+    back = {
+        path: (layer.operation if path in layers.kept else layer).get_weights()
+        for path, layer in layers.by_path.items()
+        if layer.weights
+    }
+    changed = {path: [np.asarray(array) + 1 for array in arrays] for path, arrays in back.items()}
     before = [np.asarray(array) for array in model.get_weights()]
     after = flat.with_weights(changed).get_weights()
     same = all(np.allclose(a + 1, b) for a, b in zip(before, after, strict=True))

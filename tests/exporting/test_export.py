@@ -155,7 +155,7 @@ def test_litert_metadata_stands_where_task_libraries_look(exported):
     from importlib import import_module
     from pathlib import Path
 
-    from tfaccel.compressing.litert.file import read_litert_labels
+    from tfaccel.exporting.litert_program import read_labels
 
     path = Path(exported.folder, "model.tflite")
     schema = import_module("ai_edge_litert.schema_py_generated")
@@ -165,7 +165,7 @@ def test_litert_metadata_stands_where_task_libraries_look(exported):
     assert content[4:8] == b"M001"
     for text in (b"small_images", b"labels.txt", b"pixels", b"logits", b"8 x 8 x 1"):
         assert text in content
-    assert read_litert_labels(path) == ["zero", "one", "two"]
+    assert read_labels(path) == ["zero", "one", "two"]
     assert zipfile.ZipFile(path).namelist() == ["labels.txt", "raw_input.json"]
 
 

@@ -17,11 +17,11 @@ from tfaccel.data.folds import cut_fold
 from tfaccel.data.given_data import GivenArrays
 from tfaccel.errors import SearchError
 from tfaccel.processes.child import NO_INPUT, Child
-from tfaccel.tuning.fold_runs import FoldRuns, lost_cause
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.options import SearchOptions
 from tfaccel.tuning.search import search
 from tfaccel.tuning.search_result import SearchResult, TrialRow
+from tfaccel.tuning.trial_run import lost_cause, train_folds
 
 HERE = Path(__file__).parent
 PLAN = {"dtype_policy": "float32", "strategy": "none"}
@@ -84,10 +84,10 @@ def test_finished_folds_are_kept(tmp_path):
             raise KeyboardInterrupt
         return {"status": "completed", "cause": None, "score": float(fold), "metrics": {}}
 
-    folds = FoldRuns(tmp_path, "7", LOSS, num_folds=3)
+    folder = tmp_path / "tuner" / "trial_7"
     with pytest.raises(KeyboardInterrupt):
-        folds.run(one)
-    outcomes = folds.run(one)
+        train_folds(one, 3, folder=folder, objective=LOSS)
+    outcomes = train_folds(one, 3, folder=folder, objective=LOSS)
     assert begun == [0, 1, 1, 2]
     assert outcomes[-1]["fold_scores"] == (0.0, 1.0, 2.0)
 

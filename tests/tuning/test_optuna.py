@@ -175,7 +175,7 @@ def test_several_objectives_are_told_one_by_one(tmp_path, logical_devices):
 def test_pruners_are_optunas(tmp_path, logical_devices, pruning):
     import optuna
 
-    from tfaccel.tuning.optuna_oracle import EpochReports
+    from tfaccel.tuning.optuna_oracle import epoch_pruner
 
     options = {"algorithm": "tpe", "max_trials": 12, "pruning": pruning}
     if pruning == "threshold":
@@ -183,11 +183,11 @@ def test_pruners_are_optunas(tmp_path, logical_devices, pruning):
     found, causes = oracle(tmp_path, **options), []
     for number in range(12):
         trial = found.create_trial("worker")
-        reports = EpochReports(tmp_path, SearchOptions(**options), LOSS, epochs=9, trial_id=trial.trial_id)
+        prune_cause = epoch_pruner(tmp_path, SearchOptions(**options), LOSS, epochs=9, trial_id=trial.trial_id)
         cause, values = None, []
         for epoch in range(1, 10):
             values.append(float(number) + 1 / epoch)  # each one worse than all before
-            cause = reports.prune_cause(values)
+            cause = prune_cause(values)
             if cause is not None:
                 break
         causes.append(cause)

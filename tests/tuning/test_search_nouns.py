@@ -166,9 +166,10 @@ def test_result_goes_to_json_and_back():
     ],
 )
 def test_pruning_of_a_loss(rule, own, others, ends):
-    assert (prune_cause(rule, own, others, direction="min") is not None) == ends
+    assert (prune_cause(rule, own, others, Objective((("val_loss", "min"),))) is not None) == ends
     turned = [[-value for value in values] for values in others]
-    assert (prune_cause(rule, [-value for value in own], turned, direction="max") is not None) == ends
+    rising = Objective((("val_accuracy", "max"),))
+    assert (prune_cause(rule, [-value for value in own], turned, rising) is not None) == ends
 
 
 def groups(parallel, *, cores=4, usable=None, gpus=0, memory=None, visible=None):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from tfaccel.errors import CompressionError, in_one_line
 from tfaccel.training.private.private_api import call_model
 
 SIGNATURE_KEY = "serving_default"
-_FLOATS = ("float64", "float16", "bfloat16")  # cast to float32
+_CASTS = dict.fromkeys(("float64", "float16", "bfloat16"), "float32")
 _SHOWN_CHARACTERS = 300
 
 
@@ -53,16 +53,8 @@ class CallSignature:
         """Names of the outputs, in the order of `output_nest`."""
         return list(keras.tree.flatten(self.output_nest))
 
-    def pack_inputs(self, named: Mapping[str, Any]) -> Any:
-        """The model's inputs, structured as it expects, from tensors by name."""
-        return keras.tree.map_structure(lambda name: named[name], self.input_nest)
-
-    def pack_outputs(self, named: Mapping[str, Any]) -> Any:
-        """The model's outputs, structured as it returns them, from tensors by name."""
-        return keras.tree.map_structure(lambda name: named[name], self.output_nest)
-
-    def named_inputs(self, x: Any, *, what: str = "a batch") -> dict[str, np.ndarray]:
-        """Input arrays by name, checked and cast to the model's dtypes.
+    def rows(self, x: Any, *, what: str = "a batch") -> Iterator[dict[str, np.ndarray]]:
+        """The examples of a batch, one by one: arrays by name, of shape (1, ...), cast to the model's dtypes.
 
         Args:
             x: a batch, in any nested structure with the right number of arrays.
@@ -74,11 +66,7 @@ class CallSignature:
         leaves = keras.tree.flatten(x)
         if len(leaves) != len(self.inputs):
             raise _wrong_number([tensor.name for tensor in self.inputs], len(leaves), what)
-        return {tensor.name: _as_kind(leaf, tensor, what) for tensor, leaf in zip(self.inputs, leaves, strict=True)}
-
-    def rows(self, x: Any, *, what: str = "a batch") -> Iterator[dict[str, np.ndarray]]:
-        """The examples of a batch, one by one: arrays by name, of shape (1, ...)."""
-        named = self.named_inputs(x, what=what)
+        named = {tensor.name: _as_kind(leaf, tensor, what) for tensor, leaf in zip(self.inputs, leaves, strict=True)}
         for row in range(len(next(iter(named.values())))):
             yield {name: array[row : row + 1] for name, array in named.items()}
 
@@ -115,12 +103,10 @@ def _input_tensor(name: str, leaf: np.ndarray, own: Any, what: str) -> InputTens
             f"Input {name!r} must be an array with a row for each example. Received: {what} of shape {leaf.shape}."
         )
     shape = tuple(map(int, leaf.shape[1:]))
-    if own is not None:
-        wanted = tuple(own.shape[1:])
-        fits = len(wanted) == len(shape) and all(a in (None, b) for a, b in zip(wanted, shape, strict=True))
-        if not fits:
-            raise _wrong_shape(name, wanted, leaf.shape, what)
-    return InputTensor(name, shape, _narrowed(leaf.dtype) if own is None else _in_float32(str(own.dtype)))
+    if own is not None and not tf.TensorShape(own.shape[1:]).is_compatible_with(shape):
+        raise _wrong_shape(name, tuple(own.shape[1:]), leaf.shape, what)
+    dtype, casts = (leaf.dtype, {**_CASTS, "int64": "int32"}) if own is None else (own.dtype, _CASTS)
+    return InputTensor(name, shape, casts.get(str(dtype), str(dtype)))
 
 
 def _output_nest(model: keras.Model, signature: CallSignature) -> Any:
@@ -151,7 +137,8 @@ def traced(model: keras.Model, signature: CallSignature, get_outputs: Callable[[
     specs = {t.name: tf.TensorSpec((1, *t.shape), t.dtype, name=t.name) for t in signature.inputs}
 
     def call(**named: Any) -> Any:
-        return get_outputs(call_model(model, signature.pack_inputs(named), training=False))
+        inputs = keras.tree.map_structure(named.__getitem__, signature.input_nest)
+        return get_outputs(call_model(model, inputs, training=False))
 
     return tf.function(call, autograph=False).get_concrete_function(**specs)
 
@@ -167,17 +154,9 @@ def _distinct(names: list[str]) -> list[str]:
     return [f"{name}_{place}" if plain.count(name) > 1 else name for place, name in enumerate(plain)]
 
 
-def _narrowed(dtype: np.dtype) -> str:
-    return {"int64": "int32"}.get(str(dtype), _in_float32(str(dtype)))
-
-
-def _in_float32(dtype: str) -> str:
-    return "float32" if dtype in _FLOATS else dtype
-
-
 def _check_kind(name: str, array: np.ndarray, what: str) -> None:
     """Raises CompressionError for an array that is not numeric."""
-    if np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_ or str(array.dtype) in _FLOATS:
+    if np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_ or str(array.dtype) in _CASTS:
         return
     hint = ""
     if array.dtype.kind in "OSU":

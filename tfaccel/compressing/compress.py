@@ -13,7 +13,6 @@ from typing import Any
 
 import keras
 
-from tfaccel.compressing.comparison.drop_judge import DropLimit
 from tfaccel.compressing.comparison.runtime_measures import default_num_threads, latencies, peak_memory_bytes
 from tfaccel.compressing.comparison.task_metric import AGREEMENT, chosen_metric
 from tfaccel.compressing.comparison.variant_judge import VariantJudge
@@ -196,7 +195,7 @@ class _Steps:
             source, folder / VARIANTS, options, make_mixed=lambda: self._sensitivity.mixed(options.max_metric_drop)
         )
         self._sensitivity = Sensitivity(
-            lambda: SelectiveQuantizer(self._maker.converter, source.model, self._maker.rows),
+            functools.cache(lambda: SelectiveQuantizer(self._maker.converter, source.model, self._maker.rows)),
             drop_of=lambda content: self._get_drop(self._judge.get_metrics(content)),
             highest_drop_of=self._get_highest_drop,
             get_error=self._judge.output_error,
@@ -242,13 +241,12 @@ class _Steps:
                 "can be compared with it. Look for NaN in its weights and in the data, or choose another metric."
             )
         if self._options.confidence:
-            limit = DropLimit(
-                metric=metric,
+            self._source.task.judge_by(
+                metric,
                 lower_is_better=self._lower_is_better,
-                drop=self._options.max_metric_drop,
+                limit=self._options.max_metric_drop,
                 confidence=self._options.confidence,
             )
-            self._source.task.judge_by(limit)
 
     def _get_highest_drop(self, content: bytes) -> float:
         """The upper bound of the drop of a LiteRT file that is not kept."""

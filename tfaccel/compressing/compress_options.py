@@ -68,31 +68,16 @@ class CompressOptions:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, default)
         object.__setattr__(self, "methods", checked_methods(self.methods))
-        if not _is_number(self.max_metric_drop) or not math.isfinite(self.max_metric_drop):
-            raise CompressionError(f"`max_metric_drop` must be a number. Received: {self.max_metric_drop!r}.")
-        object.__setattr__(self, "max_metric_drop", float(self.max_metric_drop))
-        _check_kinds(self)
-        object.__setattr__(self, "num_threads", tuple(self.num_threads))
-        _check_count("num_representative", self.num_representative)
+        for name, (takes, wanted) in _VALID.items():
+            _check(name, getattr(self, name), takes, wanted)
         for threads in self.num_threads:
-            _check_count("num_threads", threads)
+            _check("num_threads", threads, *_COUNT)
+        object.__setattr__(self, "max_metric_drop", float(self.max_metric_drop))
+        object.__setattr__(self, "num_threads", tuple(self.num_threads))
         check_names(
             self.training, [one.name for one in fields(TfmotOptions)], CompressionError, "Training has no option {!r}."
         )
         TfmotOptions(**self.training)
-        seconds = self.latency_seconds
-        if not _is_number(seconds) or not 0 < seconds < math.inf:
-            raise CompressionError(f"`latency_seconds` must be a number above 0. Received: {seconds!r}.")
-        confidence = self.confidence
-        if not _is_number(confidence) or not (confidence == 0 or 0.5 <= confidence < 1):
-            raise CompressionError(
-                f"`confidence` must be from 0.5 to below 1, or 0 to go by estimates alone. Received: {confidence!r}."
-            )
-        if not isinstance(self.direction, str) or self.direction not in DIRECTIONS:
-            hint = did_you_mean(str(self.direction), DIRECTIONS)
-            raise CompressionError(
-                f"`direction` must be one of {', '.join(DIRECTIONS)}. Received: {self.direction!r}.{hint}"
-            )
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
@@ -106,26 +91,35 @@ class CompressOptions:
         return cls(**options)
 
 
-def _check_kinds(options: CompressOptions) -> None:
-    """Raises CompressionError for an option of the wrong type."""
-    kinds: dict[str, tuple[Any, str]] = {
-        "metric": (str | None, "the name of a metric, or None"),
-        "num_threads": (list | tuple, "a list of integers"),
-        "sensitivity": (bool, "True or False"),
-        "training": (Mapping, "a dictionary of options by name"),
-        "out_dir": (str | os.PathLike | None, "a folder, or None"),
-        "progress": (Callable, "a function that takes a line"),
-    }
-    for name, (kind, text) in kinds.items():
-        value = getattr(options, name)
-        if not isinstance(value, kind):
-            raise CompressionError(f"`{name}` must be {text}. Received: {value!r}.")
+def _check(name: str, value: Any, takes: Callable[[Any], bool], wanted: str) -> None:
+    if not takes(value):
+        hint = did_you_mean(str(value), DIRECTIONS) if name == "direction" else ""
+        raise CompressionError(f"`{name}` must be {wanted}. Received: {value!r}.{hint}")
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _check_count(name: str, value: int) -> None:
-    if type(value) is not int or value < 1:
-        raise CompressionError(f"`{name}` must be an integer of at least 1. Received: {value!r}.")
+def _instance_of(kind: Any) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kind)
+
+
+_COUNT = (lambda value: type(value) is int and value >= 1, "an integer of at least 1")
+# Option -> whether a value is valid, and the valid values, for messages.
+_VALID: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "max_metric_drop": (_is_number, "a number"),
+    "metric": (_instance_of(str | None), "the name of a metric, or None"),
+    "direction": (lambda value: isinstance(value, str) and value in DIRECTIONS, f"one of {', '.join(DIRECTIONS)}"),
+    "confidence": (
+        lambda value: _is_number(value) and (value == 0 or 0.5 <= value < 1),
+        "from 0.5 to below 1, or 0 to go by estimates alone",
+    ),
+    "num_representative": _COUNT,
+    "num_threads": (_instance_of(list | tuple), "a list of integers"),
+    "latency_seconds": (lambda value: _is_number(value) and value > 0, "a number above 0"),
+    "sensitivity": (_instance_of(bool), "True or False"),
+    "training": (_instance_of(Mapping), "a dictionary of options by name"),
+    "out_dir": (_instance_of(str | os.PathLike | None), "a folder, or None"),
+    "progress": (callable, "a function that takes a line"),
+}

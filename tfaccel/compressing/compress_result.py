@@ -9,7 +9,7 @@ from typing import Any
 
 from tfaccel.compressing.variant import LayerCost, VariantResult
 from tfaccel.files import finite
-from tfaccel.records import Record, to_plain
+from tfaccel.records import Record
 from tfaccel.short_repr import noun
 
 # Medians that differ by less than this fraction count as equal: two runs of the same file do.
@@ -129,7 +129,8 @@ class CompressResult(Record):
     @property
     def winner(self) -> VariantResult | None:
         """The smallest variant within the limit that is smaller than the float model; None if there is none."""
-        return self._smallest([one for one in self.results if self._may_win(one)])
+        passing = [one for one in self.results if not self.is_float(one) and self.is_within(one)]
+        return self._smallest([one for one in passing if self._is_smaller(one)])
 
     @property
     def fastest(self) -> VariantResult | None:
@@ -176,17 +177,14 @@ class CompressResult(Record):
 
     def to_json(self) -> dict[str, Any]:
         """The fields and derived values as JSON values."""
-        names = ("metric", "lower_is_better", "max_metric_drop", "confidence", "held_out", "representative")
         best, fastest = self.winner, self.fastest
         return {
-            **{name: getattr(self, name) for name in names},
-            "machine": dict(self.machine),
+            **super().to_json(),
             "winner": None if best is None else best.variant.name,
             "too_few_examples": self.is_undecided,
             "fastest": None if fastest is None else fastest.variant.name,
             "summary": self.summary(),
             "results": [self._row(result) for result in self.results],
-            "sensitivity": to_plain(self.sensitivity),
         }
 
     def _of_winner(self, best: VariantResult) -> str:
@@ -228,9 +226,6 @@ class CompressResult(Record):
             return False
         least = min(one.best_seconds for one in (self.results[0], self.float_result(result)))
         return result.best_seconds < (1 - LATENCY_NOISE) * least
-
-    def _may_win(self, result: VariantResult) -> bool:
-        return not self.is_float(result) and self.is_within(result) and self._is_smaller(result)
 
     def _is_smaller(self, result: VariantResult) -> bool:
         """Whether it saves enough in one of the two sizes, and grows in neither."""

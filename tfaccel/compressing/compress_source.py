@@ -72,7 +72,9 @@ class CompressSource:
     @property
     def loading(self) -> dict[str, Any]:
         """What a process needs to load and call the model: modules of its layers, their path, and its inputs."""
-        return {"imports": layer_modules(self.model), "path": list(sys.path), "nest": self.signature.input_nest}
+        modules = {type(layer).__module__ for layer in all_layers(self.model)}
+        imports = sorted(name for name in modules if name.split(".")[0] not in ("keras", "builtins", "__main__"))
+        return {"imports": imports, "path": list(sys.path), "nest": self.signature.input_nest}
 
 
 def make_source(
@@ -148,12 +150,6 @@ def calculating_in_float32(model: keras.Model) -> Iterator[None]:
         finally:
             for layer, policy in changed:
                 layer.dtype_policy = policy
-
-
-def layer_modules(model: keras.Model) -> list[str]:
-    """Modules outside Keras that define layers of a model."""
-    modules = {type(layer).__module__ for layer in all_layers(model)}
-    return sorted(name for name in modules if name.split(".")[0] not in ("keras", "builtins", "__main__"))
 
 
 def _check_not_quantized(model: keras.Model) -> None:

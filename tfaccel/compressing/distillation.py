@@ -12,9 +12,8 @@ of 4 and 8.
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,8 +74,11 @@ def distill(
 
     def build_model() -> Any:
         student = workload.build_model()
-        with _naming(path):
+        try:
             model = load_model(path, compile=False, safe_mode=True)
+        except (ValueError, TypeError, OSError) as error:
+            text = in_one_line(error, 300)
+            raise WorkloadError(f"The teacher {path} cannot be loaded: {text}") from error
         model.trainable = False
         return taught(student, model, temperature=temperature, alpha=alpha)
 
@@ -142,16 +144,6 @@ def teacher_file(teacher: str | os.PathLike[str]) -> Path:
     if not path.is_file():
         raise WorkloadError(f"There is no teacher {teacher}. Give a run directory or a .keras file.")
     return path
-
-
-@contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Adds the teacher's path to errors of loading it."""
-    try:
-        yield
-    except (ValueError, TypeError, OSError) as error:
-        text = in_one_line(error, 300)
-        raise WorkloadError(f"The teacher {path} cannot be loaded: {text}") from error
 
 
 def _check_numbers(temperature: float, alpha: float) -> None:

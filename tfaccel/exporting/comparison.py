@@ -219,28 +219,19 @@ def _values(kind: str, like: np.ndarray, highest: int | None) -> np.ndarray:
         return np.full_like(like, kind == "largest") if kind in ("zero", "largest") else like
     if not is_integer and not is_float:
         return like
-    if kind == "zero":
-        return np.zeros_like(like)
-    if kind == "mixed":  # both signs; halves, which are rounded to even numbers
-        return like if dtype.kind == "u" else (random - (50 if is_integer else 50.5)).astype(dtype)
-    if kind == "largest" and is_integer:  # odd ones too, which float32 does not hold
-        return (np.iinfo(dtype).max - random).astype(dtype)
-    if kind == "largest":
-        # Squares of sums of such numbers are finite, and they are above the largest integer of 32 bits.
-        return np.full_like(like, np.finfo(dtype).max ** 0.25)
-    if kind == "missing":  # NaN among numbers
-        return (
-            np.where(np.arange(like.size).reshape(like.shape) % 2, np.nan, random / 7).astype(dtype)
-            if is_float
-            else like
-        )
-    if kind == "smallest":
-        return (np.iinfo(dtype).min + random).astype(dtype) if dtype.kind == "i" else like
-    if kind == "last":
-        return np.full_like(like, min((highest or 1) - 1, np.iinfo(dtype).max)) if is_integer else like
-    if kind == "negative":
-        return like if dtype.kind == "u" else (-random if is_integer else -random / 7).astype(dtype)
-    return (random if is_integer else random / 7).astype(dtype)
+    usual = random.astype(dtype) if is_integer else random / 7
+    values: dict[str, Any] = {"zero": 0, "positive": usual}
+    if dtype.kind != "u":  # mixed: both signs; halves, which are rounded to even numbers
+        values |= {"negative": -usual, "mixed": usual - 50 if is_integer else random - 50.5}
+    if is_float:
+        # Squares of sums of the largest numbers are finite, and they are above the largest integer of 32 bits.
+        is_odd = np.arange(like.size).reshape(like.shape) % 2
+        values |= {"largest": np.finfo(dtype).max ** 0.25, "missing": np.where(is_odd, np.nan, usual)}
+    else:
+        least, most = np.iinfo(dtype).min, np.iinfo(dtype).max  # odd ones too, which float32 does not hold
+        values |= {"largest": most - usual, "last": min((highest or 1) - 1, most)}
+        values |= {"smallest": least + usual} if dtype.kind == "i" else {}
+    return np.full_like(like, values[kind]) if kind in values else like
 
 
 def _joined(cases: Sequence[EdgeCase]) -> dict[str, np.ndarray]:

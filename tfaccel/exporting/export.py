@@ -23,7 +23,7 @@ from tfaccel.data.raw_input import RawInput
 from tfaccel.errors import ExportError, in_one_line
 from tfaccel.exporting.comparison import Comparison, EdgeCase, differences, edge_cases
 from tfaccel.exporting.export_result import DEFAULT_FORMATS, FORMATS, ExportedFile, ExportResult
-from tfaccel.exporting.fresh_process import NEST, RAW_MARK, as_inputs
+from tfaccel.exporting.fresh_process import NEST, RAW_MARK, as_inputs, numbered
 from tfaccel.exporting.litert_files import litert_content
 from tfaccel.exporting.load_model import MODEL_FILE, ModelPlace, load_keras_model, place_of_run, served_model, url_name
 from tfaccel.exporting.onnx_files import check_onnx_packages, write_onnx
@@ -297,7 +297,7 @@ class Exporter:
         else:
             self._model.save(path)
         rows = {**self._rows, NEST: np.array(json.dumps(self._signatures.input_nest))}
-        return Comparison("keras", path, rows, _numbered(self._trained))
+        return Comparison("keras", path, rows, numbered(self._trained))
 
     def _write_saved_model(self) -> Comparison:
         raw_input = self._place.raw_input
@@ -333,7 +333,7 @@ class Exporter:
     def _write_onnx(self) -> Comparison:
         path = self._folder / ONNX_FILE
         write_onnx(path, self._exact)
-        return Comparison("onnx", path, self._in_order(self._rows), _numbered(self._wanted), (), self._edges)
+        return Comparison("onnx", path, self._in_order(self._rows), numbered(self._wanted), (), self._edges)
 
     @functools.cached_property
     def _edges(self) -> list[EdgeCase]:
@@ -397,10 +397,6 @@ class Exporter:
             files = [shlex.quote(str(place / file)) for file in (LITERT_PROGRAM, LITERT_FILE)]
             commands["litert"] = f"python {files[0]} {files[1]} examples.npy"
         return commands
-
-
-def _numbered(values: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    return {str(place): value for place, value in enumerate(values)}
 
 
 def _first(rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

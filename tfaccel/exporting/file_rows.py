@@ -239,10 +239,7 @@ def _arrays(path: Path, inputs: Mapping[str, Any]) -> Rows:
 
 
 def _checked(array: np.ndarray, spec: Any, name: str) -> np.ndarray:
-    wanted: Sequence[int | None] = spec.shape[1:]
-    fits = array.ndim == len(wanted) + 1 and all(
-        b is None or a == b for a, b in zip(array.shape[1:], wanted, strict=True)
-    )
+    fits = array.ndim > 0 and spec.shape[1:].is_compatible_with(array.shape[1:])
     if not fits or array.dtype.kind not in "biuf":
         raise DataError(f"{name} must hold rows {_row(spec)}. Received: {array.dtype}, shape {array.shape}.")
     _check_held(array, spec, name)
@@ -375,15 +372,13 @@ def arrays_of_lines(path: Path, lines: Sequence[Line], inputs: Mapping[str, Any]
 
 
 def _row_of_value(value: Any, spec: Any, place: str) -> np.ndarray:
-    wanted: Sequence[int | None] = spec.shape[1:]
     try:
         row = np.array(value)
     except (ValueError, OverflowError):  # lists of uneven lengths, or numbers of too many digits
         row = np.array(None)
-    fits = row.ndim == len(wanted) and all(b is None or a == b for a, b in zip(row.shape, wanted, strict=True))
     kinds = "fiu" if spec.dtype.is_floating else "b" if spec.dtype.name == "bool" else "iu"
-    if not fits or row.dtype.kind not in kinds:
-        shape = ", ".join("any" if size is None else str(size) for size in wanted)
+    if not spec.shape[1:].is_compatible_with(row.shape) or row.dtype.kind not in kinds:
+        shape = ", ".join("any" if size is None else str(size) for size in spec.shape[1:])
         raise DataError(f"{place} must be {spec.dtype.name} of shape ({shape}). Received: {value!r:.60}.")
     _check_held(row, spec, place)
     return row

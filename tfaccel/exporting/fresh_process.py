@@ -8,6 +8,7 @@ inputs of the signature serving_raw. OUTPUTS gets one array per output, by name,
 names. An error of a job that may fail is written in place of its outputs.
 """
 
+import functools
 import inspect
 import json
 import sys
@@ -33,7 +34,7 @@ def run_keras(path: str, rows: Arrays, modules: list[str]) -> Arrays:
     names = json.loads(str(rows.pop(NEST)))
     nest = keras.tree.map_structure(as_inputs(rows).__getitem__, names)
     options = {"training": False} if "training" in inspect.signature(model.call).parameters else {}
-    return _numbered(keras.tree.flatten(model(nest, **options)))
+    return numbered(keras.tree.flatten(model(nest, **options)))
 
 
 def as_inputs(rows: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
@@ -48,11 +49,10 @@ def as_inputs(rows: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
     }
 
 
-def run_saved_model(path: str, rows: Arrays, modules: list[str]) -> Arrays:
+def run_saved_model(path: str, rows: Arrays) -> Arrays:
     """Runs both signatures of a SavedModel; outputs of serving_raw keep the prefix."""
     import tensorflow as tf
 
-    del modules
     loaded = tf.saved_model.load(path)
     found: Arrays = {}
     for mark, name in (("", "serving_default"), (RAW_MARK, "serving_raw")):
@@ -64,11 +64,10 @@ def run_saved_model(path: str, rows: Arrays, modules: list[str]) -> Arrays:
     return found
 
 
-def run_litert(path: str, rows: Arrays, modules: list[str]) -> Arrays:
+def run_litert(path: str, rows: Arrays) -> Arrays:
     """Runs the signature serving_default of a LiteRT file, row by row."""
     from ai_edge_litert.interpreter import Interpreter
 
-    del modules
     interpreter = Interpreter(model_path=path)
     runner = interpreter.get_signature_runner("serving_default")
     num_rows = len(next(iter(rows.values())))
@@ -76,41 +75,39 @@ def run_litert(path: str, rows: Arrays, modules: list[str]) -> Arrays:
     return {key: np.concatenate([output[key] for output in outputs]) for key in outputs[0]}
 
 
-def run_onnx(path: str, rows: Arrays, modules: list[str]) -> Arrays:
+def run_onnx(path: str, rows: Arrays) -> Arrays:
     """Runs an ONNX file; inputs are matched by name, or by order if it has its own names."""
     import onnxruntime
 
-    del modules
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     names = [entry.name for entry in session.get_inputs()]
     known = rows if set(names) <= set(rows) else dict(zip(names, rows.values(), strict=True))
     known = {name: _decoded(array) if array.dtype == object else array for name, array in known.items()}
-    return _numbered(session.run(None, {name: known[name] for name in names}))
-
-
-RUNTIMES: dict[str, Callable[[str, Arrays, list[str]], Arrays]] = {
-    "keras": run_keras,
-    "saved_model": run_saved_model,
-    "litert": run_litert,
-    "onnx": run_onnx,
-}
+    return numbered(session.run(None, {name: known[name] for name in names}))
 
 
 def _decoded(texts: np.ndarray) -> np.ndarray:
     return np.array([text.decode("utf-8", "surrogateescape") for text in texts.ravel()], object).reshape(texts.shape)
 
 
-def _numbered(values: Any) -> Arrays:
+def numbered(values: Any) -> Arrays:
+    """Arrays by their places, for outputs without names."""
     return {str(place): np.asarray(value) for place, value in enumerate(values)}
 
 
 def main(arguments: list[str]) -> int:
     """Runs the program; an error ends it with its traceback and status 1."""
     order = json.loads(arguments[0])
+    runtimes: dict[str, Callable[[str, Arrays], Arrays]] = {
+        "keras": functools.partial(run_keras, modules=order["modules"]),
+        "saved_model": run_saved_model,
+        "litert": run_litert,
+        "onnx": run_onnx,
+    }
     for kind, path, rows_file, outputs_file, may_fail in order["jobs"]:
         rows = load_arrays(rows_file)
         try:
-            outputs = {name: _plain(value) for name, value in RUNTIMES[kind](path, rows, order["modules"]).items()}
+            outputs = {name: _plain(value) for name, value in runtimes[kind](path, rows).items()}
         except Exception as error:  # of any runtime
             if not may_fail:
                 raise

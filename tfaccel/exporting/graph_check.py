@@ -259,7 +259,8 @@ def check_graph(walk: GraphWalk, files: dict[str, str], folder: Path) -> None:
             or _reads_own_files(walk, place, files)
             or (for_saving and operation in _SAVERS)
         ):
-            found[operation] = f"{operation} ({_where(place)})"
+            within = f" of function {place.function!r}" if place.function else ""
+            found[operation] = f"{operation} (node {place.node.name!r}{within})"
     if found:
         named = ", ".join(list(found.values())[:_MAX_NAMED])
         more = f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
@@ -299,8 +300,3 @@ def _reads_own_files(walk: GraphWalk, place: Place, files: dict[str, str]) -> bo
 def _has_harmless_attribute(place: Place) -> bool:
     name, values = _HARMLESS.get(place.node.op, ("", ()))
     return name != "" and place.node.attr[name].s in values
-
-
-def _where(place: Place) -> str:
-    within = f" of function {place.function!r}" if place.function else ""
-    return f"node {place.node.name!r}{within}"

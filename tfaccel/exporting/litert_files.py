@@ -19,19 +19,16 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.compressing.litert.conversion import Conversion, ConversionChild, ConversionError
-from tfaccel.compressing.litert.file import LABELS_FILE, make_archive
-from tfaccel.compressing.litert.file import schema as litert_schema
+from tfaccel.compressing.litert.file import LABELS_FILE, make_archive, signature_names, with_metadata
 from tfaccel.compressing.litert.post_training import quiet_conversion
 from tfaccel.compressing.litert.unsupported_layers import layers_with, refused_operations
 from tfaccel.compressing.methods import FLOAT32
 from tfaccel.data.raw_input import ImageInput, RawInput, TextInput
 from tfaccel.errors import ExportError, in_one_line
 from tfaccel.exporting.signatures import DEFAULT, Signatures, traced
-from tfaccel.training.private.private_api import call_model
 
 METADATA_NAME = b"TFLITE_METADATA"
-_MODEL_IDENTIFIER, _METADATA_IDENTIFIER = b"TFL3", b"M001"
-_ALIGNMENT = 16  # alignment of weights, required by the format
+_METADATA_IDENTIFIER = b"M001"
 _AXIS_LABELS = 2  # type of an associated file with the labels of an axis
 _MIN_PARSER_VERSION = "1.2.0"
 _MAX_REASON_LENGTH = 300  # characters
@@ -54,7 +51,11 @@ def litert_content(
         raw_input: description of its raw inputs and classes, for the metadata.
         rows: examples that define the length of variable axes.
     """
-    function, concrete = _of_one_example(signatures, model, rows)
+    specs = {
+        name: tf.TensorSpec((1, *rows[name].shape[1:]), spec.dtype, name=name)
+        for name, spec in signatures.inputs.items()
+    }
+    function, concrete = traced(signatures.traced[DEFAULT].python_function, specs)
     with tempfile.TemporaryDirectory(prefix="tfaccel-litert-") as folder, quiet_conversion():
         archive = keras.export.ExportArchive()
         for resource in signatures.resources:
@@ -67,23 +68,10 @@ def litert_content(
         except ConversionError as error:
             raise ExportError(_refusal(error, concrete.graph, model)) from error
     description = json.dumps({"name": name, **_known(raw_input)}, ensure_ascii=False)
-    return _with_metadata(content, name, description, raw_input)
-
-
-def _of_one_example(signatures: Signatures, model: keras.Model, rows: Mapping[str, np.ndarray]) -> tuple[Any, Any]:
-    """The model as a function of batches of one row, and its trace."""
-    specs = {
-        name: tf.TensorSpec((1, *rows[name].shape[1:]), spec.dtype, name=name)
-        for name, spec in signatures.inputs.items()
-    }
-    names = list(signatures.functions[DEFAULT].structured_outputs)
-
-    def call(**named: tf.Tensor) -> dict[str, tf.Tensor]:
-        arguments = keras.tree.map_structure(lambda name: named[name], signatures.input_nest)
-        outputs = keras.tree.flatten(call_model(model, arguments, training=False))
-        return dict(zip(names, outputs, strict=True))
-
-    return traced(call, specs)
+    packed = _packed_metadata(
+        name, description, signature_names(content), has_labels=raw_input is not None and bool(raw_input.class_names)
+    )
+    return with_metadata(content, METADATA_NAME, packed) + make_archive(raw_input)
 
 
 def _known(raw_input: RawInput | None) -> dict[str, Any]:
@@ -109,32 +97,6 @@ def _refusal(error: BaseException, graph: Any, model: keras.Model) -> str:
         )
     reason = in_one_line(error, _MAX_REASON_LENGTH)
     return f"LiteRT cannot convert this model ({type(error).__name__}): {reason} Leave litert out of --formats."
-
-
-def _with_metadata(content: bytes, name: str, description: str, raw_input: RawInput | None) -> bytes:
-    """Adds the model's name, its description and the names of its classes to a LiteRT file."""
-    schema = litert_schema()
-    model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(content, 0))
-    packed = _packed_metadata(
-        name, description, _tensor_names(model), has_labels=raw_input is not None and bool(raw_input.class_names)
-    )
-    buffer, entry = schema.BufferT(), schema.MetadataT()
-    buffer.data = np.frombuffer(packed, np.uint8)
-    model.buffers.append(buffer)
-    entry.name, entry.buffer = METADATA_NAME, len(model.buffers) - 1
-    model.metadata = [*(model.metadata or []), entry]
-    builder = _AligningBuilder(len(content) + len(packed))
-    builder.Finish(model.Pack(builder), file_identifier=_MODEL_IDENTIFIER)
-    return bytes(builder.Output()) + make_archive(raw_input)
-
-
-def _tensor_names(model: Any) -> tuple[list[str], list[str]]:
-    """The signature's names of inputs and outputs, in the order of the graph."""
-    signature, graph = model.signatureDefs[0], model.subgraphs[0]
-    names = [{entry.tensorIndex: entry.name for entry in side} for side in (signature.inputs, signature.outputs)]
-    sides = zip(names, (graph.inputs, graph.outputs), strict=True)
-    first, second = ([known.get(int(index), b"").decode() for index in side] for known, side in sides)
-    return first, second
 
 
 def _packed_metadata(name: str, description: str, tensors: tuple[list[str], list[str]], *, has_labels: bool) -> bytes:
@@ -180,14 +142,3 @@ def _vector(builder: Any, places: Sequence[int]) -> int:
     for place in reversed(places):
         builder.PrependUOffsetTRelative(place)
     return int(builder.EndVector())
-
-
-class _AligningBuilder(flatbuffers.Builder):
-    """Aligns weights as LiteRT's runtimes require."""
-
-    def CreateNumpyVector(self, x: np.ndarray) -> int:
-        """Writes an array; byte arrays start at a multiple of 16."""
-        if x.dtype == np.uint8:
-            self.Prep(4, x.nbytes)
-            self.Prep(_ALIGNMENT, x.nbytes)
-        return int(super().CreateNumpyVector(x))

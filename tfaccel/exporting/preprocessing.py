@@ -23,7 +23,7 @@ from tfaccel.data.tables.encoding import (
     TableEncoding,
 )
 from tfaccel.data.tables.table import HOUR_GROUP, MINUTE_GROUP, MISSING, NO_VALUE, PATTERNS, get_parts, is_valid
-from tfaccel.data.texts.vocabulary import NUM_SPECIAL_TOKENS, PADDING, SPACE, UNKNOWN, Vocabulary
+from tfaccel.data.texts.vocabulary import NUM_SPECIAL_TOKENS, PADDING, SPACE, UNKNOWN
 
 IMAGE_NAME, TEXT_NAME = "image_bytes", "text"
 # Python's Unicode `\s` and `\w` as RE2 classes; RE2's own are ASCII only.
@@ -45,7 +45,7 @@ def preprocessing(
     """
     if isinstance(raw_input, ImageInput):
         return _image_decoder(raw_input), tf.TensorSpec((None,), tf.string, name=IMAGE_NAME), []
-    table = token_table(raw_input.vocabulary)
+    table = _lookup_table(raw_input.vocabulary.tokens, NUM_SPECIAL_TOKENS, UNKNOWN)
     spec = tf.TensorSpec((None,), tf.string, name=TEXT_NAME)
     return _text_encoder(raw_input, table), spec, [table]
 
@@ -60,12 +60,12 @@ def _image_decoder(raw_input: ImageInput) -> Callable[[tf.Tensor], tf.Tensor]:
     return lambda contents: tf.map_fn(image, contents, fn_output_signature=tf.float32)
 
 
-def token_table(vocabulary: Vocabulary) -> tf.lookup.StaticHashTable:
-    """The lookup table of token ids."""
+def _lookup_table(texts: Sequence[str], first: int, unknown: int) -> tf.lookup.StaticHashTable:
+    """The lookup table that numbers texts from the first number on; others get the unknown one."""
     with tf.device("/CPU:0"):
-        numbers = tf.range(NUM_SPECIAL_TOKENS, len(vocabulary), dtype=tf.int64)
-        entries = tf.lookup.KeyValueTensorInitializer(tf.constant(vocabulary.tokens, tf.string), numbers)
-        return tf.lookup.StaticHashTable(entries, UNKNOWN)
+        numbers = tf.range(first, first + len(texts), dtype=tf.int64)
+        entries = tf.lookup.KeyValueTensorInitializer(tf.constant(texts, tf.string), numbers)
+        return tf.lookup.StaticHashTable(entries, unknown)
 
 
 def _text_encoder(raw_input: TextInput, table: tf.lookup.StaticHashTable) -> Callable[[tf.Tensor], tf.Tensor]:
@@ -137,7 +137,11 @@ def table_preprocessing(
     for column in encoding.numeric:
         if column.offset:
             specs[get_name[column.source]] = tf.TensorSpec((None,), tf.float64, name=get_name[column.source])
-    tables = {get_name[column.name]: _table(column) for column in encoding.categorical if column.categories}
+    tables = {
+        get_name[column.name]: _lookup_table(column.categories, NUM_SPECIAL_CODES, OTHER_CODE)
+        for column in encoding.categorical
+        if column.categories
+    }
 
     def encode(**columns: tf.Tensor) -> dict[str, tf.Tensor]:
         numbers = [_numbers(column, columns[get_name[column.source]]) for column in encoding.numeric]
@@ -157,7 +161,7 @@ def _numbers(column: NumericColumn, values: tf.Tensor) -> tf.Tensor:
         return tf.cast(values - column.offset, tf.float32) if column.offset else values
     pattern, groups = PATTERNS[date.order]
     plain = _stripped(values)
-    is_date, is_missing = tf.strings.regex_full_match(plain, pattern), _is_missing(plain, _MISSING_DATE)
+    is_date, is_missing = (tf.strings.regex_full_match(plain, one) for one in (pattern, _MISSING_DATE))
     numbers = [_group(plain, is_date, pattern, group) for group in (*groups, HOUR_GROUP, MINUTE_GROUP)]
     is_date &= is_valid(*numbers)
     message = f"The column {date.column} holds dates with year, month and day in the order {date.order}."
@@ -177,20 +181,9 @@ def _stripped(texts: tf.Tensor) -> tf.Tensor:
     return tf.strings.regex_replace(texts, f"^{_SPACES}|{_SPACES}$", "")
 
 
-def _is_missing(plain: tf.Tensor, pattern: str) -> tf.Tensor:
-    return tf.strings.regex_full_match(plain, pattern)
-
-
-def _table(column: CategoricalColumn) -> tf.lookup.StaticHashTable:
-    with tf.device("/CPU:0"):
-        keys = tf.constant(list(column.categories), tf.string)
-        codes = tf.range(NUM_SPECIAL_CODES, column.num_codes, dtype=tf.int64)
-        return tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, codes), OTHER_CODE)
-
-
 def _codes(texts: tf.Tensor, column: CategoricalColumn, table: tf.lookup.StaticHashTable | None) -> tf.Tensor:
     plain = _stripped(texts)
-    is_missing = _is_missing(plain, _MISSING_CATEGORY)
+    is_missing = tf.strings.regex_full_match(plain, _MISSING_CATEGORY)
     if column.num_buckets is not None:
         buckets = tf.strings.to_hash_bucket_strong(plain, column.num_buckets, key=HASH_KEY)
         codes = buckets + tf.constant(NUM_SPECIAL_CODES, tf.int64)

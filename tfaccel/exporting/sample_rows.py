@@ -117,20 +117,16 @@ def _columns(raw_input: TableInput, rows: Mapping[str, np.ndarray]) -> dict[str,
         numbers[NUM_ROWS - 1 :] = np.nan
         found[column.name] = numbers
     for place, kind in enumerate(encoding.categorical):
-        texts = [
-            _category(kind, code - NUM_SPECIAL_CODES)
-            if code >= NUM_SPECIAL_CODES
-            else " another "
-            if code == OTHER_CODE
-            else ""
-            for code in rows["categories"][:, place]
-        ]
+        texts = [_category(kind, code) for code in rows["categories"][:, place]]
         found[kind.name] = np.array([text.encode() for text in texts], dtype=object)
     own_names = raw_input.encoding.sources
     return {name: found[own] for name, own in zip(column_names(raw_input), own_names, strict=True)}
 
 
-def _category(column: CategoricalColumn, number: int) -> str:
+def _category(column: CategoricalColumn, code: int) -> str:
+    if code < NUM_SPECIAL_CODES:
+        return " another " if code == OTHER_CODE else ""
+    number = code - NUM_SPECIAL_CODES
     return column.categories[number] if column.num_buckets is None else f"id {number}"
 
 

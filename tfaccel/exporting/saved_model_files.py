@@ -89,15 +89,10 @@ def write_saved_model(
     archive.write_out(str(folder), verbose=False)
     write_warm_up_requests(folder, name, requests)
     (folder / NOTES).parent.mkdir(exist_ok=True)
-    known = None if raw_input is None else _without_vocabulary(raw_input.to_json())
+    known = None if raw_input is None else raw_input.to_json()
+    if known is not None and "vocabulary" in known:  # which is in the graph already
+        known = {**known, "vocabulary": {**known["vocabulary"], "tokens": []}}
     (folder / NOTES).write_text(json.dumps({"name": name, "raw_input": known}) + "\n")
-
-
-def _without_vocabulary(data: dict[str, Any]) -> dict[str, Any]:
-    """Removes the vocabulary, which is already in the graph."""
-    if "vocabulary" in data:
-        data = {**data, "vocabulary": {**data["vocabulary"], "tokens": []}}
-    return data
 
 
 def read_notes(folder: Path) -> tuple[str | None, RawInput | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,13 +12,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.compressing.tfmot.flat_model import HALF, in_float32
 from tfaccel.data.raw_input import ImageInput, RawInput, TableInput, TextInput
 from tfaccel.errors import ExportError, in_one_line
 from tfaccel.exporting.preprocessing import preprocessing, table_preprocessing
 from tfaccel.training.private.private_api import all_layers, call_model, lookup_tables
 
 DEFAULT, RAW = "serving_default", "serving_raw"
-_HALF = ("mixed_bfloat16", "mixed_float16", "bfloat16", "float16")
 _KERAS_OWN_NAME = re.compile(r"(keras_tensor|input|input_layer)(_\d+)?")
 
 
@@ -258,7 +258,7 @@ def _classified(outputs: dict[str, tf.Tensor], raw_input: RawInput) -> dict[str,
 
 def float32_model(model: keras.Model) -> keras.Model:
     """Returns the model if all of it computes in float32, otherwise a float32 copy with the same weights."""
-    if not any(layer.dtype_policy.name in _HALF for layer in [model, *all_layers(model)]):
+    if not any(layer.dtype_policy.name in HALF for layer in [model, *all_layers(model)]):
         return model
     try:
         config = keras.saving.serialize_keras_object(model)
@@ -272,21 +272,3 @@ def float32_model(model: keras.Model) -> keras.Model:
             "Custom classes need get_config, and must be registered with keras.saving.register_keras_serializable."
         ) from error
     return copy
-
-
-def in_float32(config: Any) -> Any:
-    """Replaces half precision by float32 in a config.
-
-    Example:
-        >>> in_float32({"units": 3, "dtype": {"class_name": "DTypePolicy", "config": {"name": "mixed_bfloat16"}}})
-        {'units': 3, 'dtype': {'class_name': 'DTypePolicy', 'config': {'name': 'float32'}}}
-    """
-    if isinstance(config, Mapping):
-        is_policy = config.get("class_name") == "DTypePolicy" and isinstance(config.get("config"), Mapping)
-        if is_policy and config["config"].get("name") in _HALF:
-            return {**config, "config": {"name": "float32"}}
-        return {
-            name: "float32" if name == "dtype" and isinstance(value, str) and value in _HALF else in_float32(value)
-            for name, value in config.items()
-        }
-    return [in_float32(value) for value in config] if isinstance(config, (list, tuple)) else config

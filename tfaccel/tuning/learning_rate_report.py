@@ -176,7 +176,6 @@ class SmoothedLoss:
     def __init__(self, test: LearningRateTest) -> None:
         self._test = test
         self._average = 0.0
-        self._lowest = math.inf
         self.values: list[float] = []
 
     def add(self, loss: float) -> float:
@@ -184,7 +183,6 @@ class SmoothedLoss:
         weight = self._test.smoothing
         self._average = weight * self._average + (1 - weight) * loss
         self.values.append(self._average / (1 - weight ** (len(self.values) + 1)))
-        self._lowest = min(self._lowest, self.values[-1])
         return self.values[-1]
 
     @property
@@ -193,7 +191,8 @@ class SmoothedLoss:
         factor = self._test.divergence_factor
         if factor is None or len(self.values) < 2:
             return False
-        return self.values[-1] - self._lowest > (factor - 1) * abs(self._lowest)
+        lowest = min(self.values)
+        return self.values[-1] - lowest > (factor - 1) * abs(lowest)
 
 
 def suggestion(

@@ -203,26 +203,23 @@ def _made(kind: Callable[..., Any], arguments: dict[str, Any], option: str) -> A
         raise SearchError(f"Optuna's {name} cannot be created with {arguments} ({option}): {error}") from error
 
 
-class EpochReports:
-    """Reports each epoch of a trial to the study, from the worker that runs the trial."""
+def epoch_pruner(
+    run_dir: Path, options: SearchOptions, objective: Objective, *, epochs: int, trial_id: str
+) -> Callable[[Sequence[float]], str | None]:
+    """The pruner of a trial, for the worker that runs it; it reports each epoch to the study."""
+    storage = open_storage(run_dir)
+    study = open_study(run_dir, options, objective, epochs=epochs, storage=storage)
+    study_id = storage.get_study_id_from_name(STUDY_NAME)
+    trial = storage.get_trial_id_from_study_id_trial_number(study_id, get_number(study, trial_id))
 
-    def __init__(
-        self, run_dir: Path, options: SearchOptions, objective: Objective, *, epochs: int, trial_id: str
-    ) -> None:
-        self._storage = open_storage(run_dir)
-        self._study = open_study(run_dir, options, objective, epochs=epochs, storage=self._storage)
-        number = get_number(self._study, trial_id)
-        study = self._storage.get_study_id_from_name(STUDY_NAME)
-        self._trial = self._storage.get_trial_id_from_study_id_trial_number(study, number)
-
-    def prune_cause(self, values: Sequence[float]) -> str | None:
-        """Reports the objective of the last epoch; returns the reason to stop the trial, or None to continue."""
+    def prune_cause(values: Sequence[float]) -> str | None:
         epoch, value = len(values), values[-1]
-        self._storage.set_trial_intermediate_value(self._trial, epoch, value)
-        pruner = self._study.pruner
-        if not pruner.prune(self._study, self._storage.get_trial(self._trial)):
+        storage.set_trial_intermediate_value(trial, epoch, value)
+        if not study.pruner.prune(study, storage.get_trial(trial)):
             return None
-        return f"Optuna's {type(pruner).__name__} pruned it at epoch {epoch}, at {value:.6g}."
+        return f"Optuna's {type(study.pruner).__name__} pruned it at epoch {epoch}, at {value:.6g}."
+
+    return prune_cause
 
 
 def get_number(study: optuna.Study, trial_id: str) -> int:

@@ -6,6 +6,7 @@ The rules of early stopping compare a trial with the others at the same epoch.
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import time
@@ -28,12 +29,12 @@ MIN_OTHERS = 3  # fewer other trials are no reason to stop one
 _FACTOR = 3  # of the epochs between two comparisons, and of the trials that end at each
 
 
-def beside_others(values: Sequence[float], *, folder: Path, rule: str, direction: str) -> str | None:
+def beside_others(values: Sequence[float], *, folder: Path, rule: str, objective: Objective) -> str | None:
     """The `prune_cause` of a trial beside those in sibling folders; writes its own values for them."""
     write_json(folder / _FILE, values)
     paths = [path for path in sorted(folder.parent.glob(f"trial_*/{_FILE}")) if path.parent != folder]
     others = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-    return prune_cause(rule, values, [other for other in others if None not in other], direction=direction)
+    return prune_cause(rule, values, [other for other in others if None not in other], objective)
 
 
 class TrialReport(keras.callbacks.Callback):
@@ -151,54 +152,38 @@ def tensorboard_beside(callbacks: list[Any], trial_id: str, execution: int, hp: 
     return shown
 
 
-def prune_cause(rule: str, own: Sequence[float], others: Sequence[Sequence[float]], *, direction: str) -> str | None:
+def prune_cause(rule: str, own: Sequence[float], others: Sequence[Sequence[float]], objective: Objective) -> str | None:
     """The reason to stop a trial now; None if it should continue.
 
     Args:
         rule: "none", "median" or "halving"; see `SearchOptions`.
         own: the trial's objective after each epoch so far.
         others: the same for the other trials, of any length.
-        direction: "max" or "min".
+        objective: of the search.
 
     Example:
-        >>> prune_cause("median", [0.2], [[0.5], [0.6], [0.7]], direction="max")
+        >>> accuracy = Objective((("val_accuracy", "max"),))
+        >>> prune_cause("median", [0.2], [[0.5], [0.6], [0.7]], accuracy)
         'At epoch 1 its best was 0.2, below the median 0.6 of 3 other trials.'
-        >>> prune_cause("median", [0.65], [[0.5], [0.6], [0.7]], direction="max") is None
+        >>> prune_cause("median", [0.65], [[0.5], [0.6], [0.7]], accuracy) is None
         True
     """
     epoch = len(own)
     reached = [values[:epoch] for values in others if len(values) >= epoch]
     if rule == "none" or epoch == 0 or len(reached) < MIN_OTHERS:
         return None
-    best = max if direction == "max" else min
-    bests, mine = [best(values) for values in reached], best(own)
-
-    def worse(value: float, than: float) -> bool:
-        return value < than if direction == "max" else value > than
-
-    side = "below" if direction == "max" else "above"
+    bests, mine = [objective.best(values) for values in reached], objective.best(own)
     if rule == "median":
         median = statistics.median(bests)
-        if worse(mine, median):
-            than = f"{side} the median {median:.6g} of {len(bests)} other trials"
-            return f"At epoch {epoch} its best was {mine:.6g}, {than}."
+        if not objective.better(median, mine):
+            return None
+        side = "below" if objective.direction == "max" else "above"
+        than = f"{side} the median {median:.6g} of {len(bests)} other trials"
+        return f"At epoch {epoch} its best was {mine:.6g}, {than}."
+    if epoch != _FACTOR ** round(math.log(epoch, _FACTOR)):  # 1, 3, 9, 27 ...
         return None
-    if not is_rung(epoch):
-        return None
-    place = 1 + sum(worse(mine, other) for other in bests)
+    place = 1 + sum(objective.better(other, mine) for other in bests)
     most = max(1, -(-(len(bests) + 1) // _FACTOR))
     if place > most:
         return f"At epoch {epoch} it ranked {place} of {len(bests) + 1} trials; the best {most} continue."
     return None
-
-
-def is_rung(epoch: int) -> bool:
-    """Whether successive halving compares trials after this epoch: 1, 3, 9, 27 ...
-
-    Example:
-        >>> [epoch for epoch in range(1, 30) if is_rung(epoch)]
-        [1, 3, 9, 27]
-    """
-    while epoch % _FACTOR == 0:
-        epoch //= _FACTOR
-    return epoch == 1

@@ -1,4 +1,7 @@
-"""Runs one trial: builds its model inside the runtime, trains it, and returns its row; trains the best one again."""
+"""Runs one trial: builds its model inside the runtime, trains it, and returns its row; trains the best one again.
+
+The folds of a trial run one after another: a finished one is kept, and a trial that has lost begins no further one.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +34,10 @@ from tfaccel.training.run.session import Session, building_for, callbacks_of_wor
 from tfaccel.training.runtime import Runtime
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.train import train
-from tfaccel.tuning.fold_runs import FoldRuns
 from tfaccel.tuning.objective import Objective
-from tfaccel.tuning.optuna_oracle import EpochReports
+from tfaccel.tuning.optuna_oracle import epoch_pruner
 from tfaccel.tuning.own_training import OwnArguments, fatal_unless_metrics, make_tuner, reported_metrics
-from tfaccel.tuning.search_result import MODEL_FILE, TrialRow, trial_folder
+from tfaccel.tuning.search_result import MODEL_FILE, OUTCOME_FILE, TrialRow, best_row, trial_folder
 from tfaccel.tuning.trial_callbacks import Pruner, TrialReport, beside_others, tensorboard_beside
 from tfaccel.tuning.trial_maker import TrialMaker
 
@@ -82,8 +84,9 @@ class TrialRunner:
         """The fields of a trial's row, after all its executions."""
         options = self.maker.options
         if options.folds is not None and self.save_to is None:
-            folds = FoldRuns(self.run_dir, trial_id, self.objective, num_folds=options.folds)
-            return mean_outcome(folds.run(lambda fold: self._execution(trial_id, hp, 0, fold=fold)))
+            folder = trial_folder(self.run_dir, trial_id)
+            train_fold = partial(self._execution, trial_id, hp, 0)
+            return mean_outcome(train_folds(train_fold, options.folds, folder=folder, objective=self.objective))
         outcomes: list[dict[str, Any]] = []
         for execution in range(1 if self.save_to is not None else options.executions_per_trial):
             outcomes.append(self._execution(trial_id, hp, execution))
@@ -158,10 +161,9 @@ class TrialRunner:
         if options.pruning == "none":
             return None
         if not options.by_optuna:
-            folder, direction = trial_folder(self.run_dir, trial_id), self.objective.direction
-            return partial(beside_others, folder=folder, rule=options.pruning, direction=direction)
-        epochs = self.maker.epochs
-        return EpochReports(self.run_dir, options, self.objective, epochs=epochs, trial_id=trial_id).prune_cause
+            folder = trial_folder(self.run_dir, trial_id)
+            return partial(beside_others, folder=folder, rule=options.pruning, objective=self.objective)
+        return epoch_pruner(self.run_dir, options, self.objective, epochs=self.maker.epochs, trial_id=trial_id)
 
 
 class _Trial:
@@ -260,6 +262,68 @@ class _Trial:
     def _get_name(self, trial_id: str) -> str:
         """The name of a trial that no trial of another search has."""
         return f"{self._runner.identity.run_id or ''}/{trial_id}"
+
+
+def train_folds(
+    train: Callable[..., dict[str, Any]], num_folds: int, *, folder: Path, objective: Objective
+) -> list[dict[str, Any]]:
+    """The outcomes of a trial's folds: `train(fold=...)` or, if it had finished before a kill, what it wrote.
+
+    The last outcome also has the scores of all, and the cause if the trial has lost.
+
+    Args:
+        train: trains without a fold.
+        num_folds: how many folds there are.
+        folder: of the trial, beside those of the others.
+        objective: of the search.
+    """
+    outcomes: list[dict[str, Any]] = []
+    for fold in range(num_folds):
+        file = folder / f"fold_{fold}.json"
+        if not file.exists():
+            write_json(file, train(fold=fold))
+        outcomes.append(json.loads(file.read_text(encoding="utf-8")))
+        scores = [outcome["score"] for outcome in outcomes]
+        others = [json.loads(path.read_text("utf-8")) for path in sorted(folder.parent.glob(f"trial_*/{OUTCOME_FILE}"))]
+        finished = [row for row in map(TrialRow.from_json, others) if len(row.fold_scores) == num_folds]
+        best = best_row(finished, objective)
+        cause = lost_cause(scores, best, objective) if best is not None and fold + 1 < num_folds else None
+        if cause is not None:
+            outcomes[-1] |= {"status": "pruned", "cause": cause}
+            break
+    outcomes[-1]["fold_scores"] = tuple(scores)
+    return outcomes
+
+
+def lost_cause(scores: Sequence[float], best: TrialRow, objective: Objective) -> str | None:
+    """Why a trial has lost after some of its folds; None if it goes on.
+
+    It has lost when its mean is worse than that of the best trial by more than the standard deviation of the best
+    trial's folds, both over the same folds and over all folds. So a trial that stopped is never the best one.
+
+    Args:
+        scores: of its first folds.
+        best: the best trial of which all folds are trained.
+        objective: of the search.
+
+    Example:
+        >>> best = TrialRow(trial_id="0", hyperparameters={}, status="completed", score=2.0, seconds=1.0,
+        ...                 fold_scores=(1.0, 2.0, 3.0))
+        >>> loss = Objective((("val_loss", "min"),))
+        >>> lost_cause([3.5], best, loss)
+        'After 1 of 3 folds its mean was 3.5, worse than that of trial 0 by more than the spread 1 of its folds.'
+        >>> lost_cause([2.9], best, loss) is None
+        True
+    """
+    spread, mean = statistics.stdev(best.fold_scores), statistics.fmean(scores)
+    margin = -spread if objective.direction == "max" else spread
+    bars = [statistics.fmean(best.fold_scores[: len(scores)]), statistics.fmean(best.fold_scores)]
+    if not all(objective.better(bar + margin, mean) for bar in bars):
+        return None
+    return (
+        f"After {len(scores)} of {len(best.fold_scores)} folds its mean was {mean:.6g}, worse than that of trial "
+        f"{best.trial_id} by more than the spread {spread:.3g} of its folds."
+    )
 
 
 def mean_outcome(outcomes: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Confidence intervals of drops are those of paired proportions for accuracies, ot
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +18,7 @@ from scipy import special
 
 from tfaccel.compressing.variant import DropInterval
 
-_MAX_EXAMPLES = 10**9
+_MAX_EXAMPLES = 2**29
 _HALVINGS = 60
 # A group with a smaller relative contribution to the drop counts as unchanged: float32 has seven digits.
 _NO_CHANGE = 1e-5
@@ -215,33 +216,9 @@ def _score(difference: float, worse: float, better: float, num_examples: float) 
 
 def _least_count(is_enough: Callable[[float], bool]) -> int | None:
     """The smallest sufficient number of examples; None if none is."""
-    high = 1
-    while not is_enough(high):
-        high *= 2
-        if high > _MAX_EXAMPLES:
-            return None
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if is_enough(middle) else (middle, high)
-    return high
-
-
-@dataclass(frozen=True, kw_only=True)
-class DropLimit:
-    """The limit of a variant's drop.
-
-    Attributes:
-        metric: the metric's name.
-        lower_is_better: whether a lower value is better.
-        drop: the largest allowed drop.
-        confidence: with which the drop must be below it.
-    """
-
-    metric: str
-    lower_is_better: bool
-    drop: float
-    confidence: float
+    counts = range(1, _MAX_EXAMPLES + 1)
+    place = bisect.bisect_left(counts, True, key=is_enough)
+    return counts[place] if place < len(counts) else None
 
 
 @dataclass(kw_only=True)
@@ -251,13 +228,17 @@ class DropJudge:
     Examples are assumed to be independent.
 
     Args:
-        limit: the metric and its limit.
+        lower_is_better: whether a lower value of the metric is better.
+        limit: the largest allowed drop.
+        confidence: with which the drop must be below it.
         examples: the held-out data, batch by batch.
         of_float: the float model's outputs for these batches.
         get_value: computes the metric.
     """
 
-    limit: DropLimit
+    lower_is_better: bool
+    limit: float
+    confidence: float
     examples: Sequence[Examples]
     of_float: Sequence[Any]
     get_value: GetValue
@@ -274,19 +255,19 @@ class DropJudge:
             of_float: the metric of the float model.
             value: the variant's metric.
         """
-        known = {"confidence": self.limit.confidence, "limit": self.limit.drop}
+        known = {"confidence": self.confidence, "limit": self.limit}
         for before, after in self._right_answers(outputs):
             if abs(before.mean() - of_float) < _SAME and abs(after.mean() - value) < _SAME:
                 worse, better = int((before & ~after).sum()), int((after & ~before).sum())
                 return paired_interval(worse, better, self._num_examples, **known)
-        sign = 1.0 if self.limit.lower_is_better else -1.0
+        sign = 1.0 if self.lower_is_better else -1.0
         both = zip(self._of_float_without_groups, self._left_out(outputs), strict=True)
         without = [sign * (after - before) for before, after in both]
         return jackknife_interval(
             sign * (value - of_float),
             without,
             self._num_examples,
-            counts_right_answers=not self.limit.lower_is_better and self._has_whole_targets,
+            counts_right_answers=not self.lower_is_better and self._has_whole_targets,
             **known,
         )
 

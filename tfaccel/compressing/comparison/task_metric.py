@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.compressing.comparison.drop_judge import Agreement, DropJudge, DropLimit, Examples, Judged
+from tfaccel.compressing.comparison.drop_judge import Agreement, DropJudge, Examples, Judged
 from tfaccel.compressing.variant import DropInterval
 from tfaccel.errors import CompressionError, in_one_line
 from tfaccel.known_names import did_you_mean
@@ -100,14 +100,15 @@ class TaskMetrics:
         """
         return self._measure(predict, keep=False)
 
-    def judge_by(self, limit: DropLimit) -> None:
-        """Sets the metric and limit of `drop_interval`; call `of_float_model` first."""
-
-        def get_value(batches: Iterable[Judged]) -> float:
-            return self._values(batches, only=limit.metric)[limit.metric]
-
+    def judge_by(self, metric: str, *, lower_is_better: bool, limit: float, confidence: float) -> None:
+        """Sets the metric and limit of `drop_interval`; see `DropJudge`. Call `of_float_model` first."""
         self._drop_judge = DropJudge(
-            limit=limit, examples=self._examples, of_float=self._float_outputs, get_value=get_value
+            lower_is_better=lower_is_better,
+            limit=limit,
+            confidence=confidence,
+            examples=self._examples,
+            of_float=self._float_outputs,
+            get_value=lambda batches: self._values(batches, only=metric)[metric],
         )
 
     def drop_interval(self, *, of_float: float, value: float) -> DropInterval | None:
@@ -117,11 +118,9 @@ class TaskMetrics:
             of_float: the float model's metric.
             value: the variant's.
         """
-        return (
-            None
-            if self._drop_judge is None
-            else self._drop_judge.interval(self._outputs, of_float=of_float, value=value)
-        )
+        if self._drop_judge is None:
+            return None
+        return self._drop_judge.interval(self._outputs, of_float=of_float, value=value)
 
     def _measure(self, predict: Predict, *, keep: bool) -> dict[str, float]:
         self._outputs = []

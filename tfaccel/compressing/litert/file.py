@@ -9,7 +9,6 @@ Source: https://ai.google.dev/edge/api/tflite/java/org/tensorflow/lite/schema (t
 from __future__ import annotations
 
 import collections
-import functools
 import io
 import json
 import zipfile
@@ -126,11 +125,23 @@ def slim(content: bytes) -> bytes:
         graph.name = None
         named = {*np.asarray(graph.inputs).tolist(), *np.asarray(graph.outputs).tolist()}
         for number, tensor in enumerate(graph.tensors):
-            _slim_tensor(tensor, keep_name=number in named)
+            tensor.name = tensor.name if number in named else None
+            if quantization := tensor.quantization:
+                quantization.min = quantization.max = None
+                if quantization.scale is None and quantization.details is None:
+                    tensor.quantization = None
     _drop_unused_buffers(model)
-    builder = _SharingBuilder(len(content))
-    builder.Finish(model.Pack(builder), file_identifier=_FILE_IDENTIFIER)
-    return bytes(builder.Output())
+    return _packed(model, _SharingBuilder(len(content)))
+
+
+def with_metadata(content: bytes, name: bytes, metadata: bytes) -> bytes:
+    """The same model with these metadata in its own list."""
+    model, buffer, entry = _unpacked(content), schema().BufferT(), schema().MetadataT()
+    buffer.data = np.frombuffer(metadata, np.uint8)
+    model.buffers.append(buffer)
+    entry.name, entry.buffer = name, len(model.buffers) - 1
+    model.metadata = [*(model.metadata or []), entry]
+    return _packed(model, _AligningBuilder(len(content) + len(metadata)))
 
 
 def zipped_bytes(path: str | Path) -> int:
@@ -141,22 +152,16 @@ def zipped_bytes(path: str | Path) -> int:
     return len(written.getvalue())
 
 
-def input_order(content: bytes) -> list[str]:
-    """The signature's names of the inputs, in the order of the graph."""
+def signature_names(content: bytes) -> tuple[list[str], list[str]]:
+    """The signature's names of the inputs and of the outputs, in the order of the graph."""
     model = _unpacked(content)
     signature = model.signatureDefs[0]
-    names = {entry.tensorIndex: entry.name.decode() for entry in signature.inputs}
-    return [names[index] for index in model.subgraphs[signature.subgraphIndex].inputs.tolist()]
-
-
-def _slim_tensor(tensor: Any, *, keep_name: bool) -> None:
-    tensor.name = tensor.name if keep_name else None
-    quantization = tensor.quantization
-    if quantization is None:
-        return
-    quantization.min = quantization.max = None
-    if quantization.scale is None and quantization.details is None:
-        tensor.quantization = None
+    graph = model.subgraphs[signature.subgraphIndex]
+    inputs, outputs = (
+        [{entry.tensorIndex: entry.name.decode() for entry in side}.get(index, "") for index in order.tolist()]
+        for side, order in ((signature.inputs, graph.inputs), (signature.outputs, graph.outputs))
+    )
+    return inputs, outputs
 
 
 def _drop_unused_buffers(model: Any) -> None:
@@ -178,8 +183,19 @@ def _drop_unused_buffers(model: Any) -> None:
         entry.buffer = places[entry.buffer]
 
 
-class _SharingBuilder(flatbuffers.Builder):
-    """Shares equal vectors and strings, and aligns weights."""
+class _AligningBuilder(flatbuffers.Builder):
+    """Aligns weights as LiteRT's runtimes require."""
+
+    def CreateNumpyVector(self, x: np.ndarray) -> int:
+        """Writes an array; byte arrays start at a multiple of 16."""
+        if x.dtype == np.uint8:
+            self.Prep(4, x.nbytes)
+            self.Prep(_ALIGNMENT, x.nbytes)
+        return int(super().CreateNumpyVector(x))
+
+
+class _SharingBuilder(_AligningBuilder):
+    """Shares equal vectors and strings."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -189,9 +205,6 @@ class _SharingBuilder(flatbuffers.Builder):
         """Writes an array, or refers to an equal one already written."""
         key = (x.dtype.str, x.tobytes())
         if key not in self._written:
-            if x.dtype == np.uint8:
-                self.Prep(4, x.nbytes)
-                self.Prep(_ALIGNMENT, x.nbytes)
             self._written[key] = super().CreateNumpyVector(x)
         return self._written[key]
 
@@ -208,9 +221,18 @@ def _unpacked(content: bytes) -> Any:
     return schema().ModelT.InitFromObj(schema().Model.GetRootAs(content, 0))
 
 
+def _packed(model: Any, builder: flatbuffers.Builder) -> bytes:
+    builder.Finish(model.Pack(builder), file_identifier=_FILE_IDENTIFIER)
+    return bytes(builder.Output())
+
+
 def _operations(model: Any) -> Iterator[tuple[int, str, list[Any], list[Any]]]:
     """Number of the graph, name, inputs and outputs of each operation."""
-    names = [_operation_name(code) for code in model.operatorCodes]
+    kinds = {number: name for name, number in vars(schema().BuiltinOperator).items() if not name.startswith("_")}
+    names = [
+        code.customCode.decode() if code.customCode else kinds[max(code.builtinCode, code.deprecatedBuiltinCode)]
+        for code in model.operatorCodes
+    ]
     for number, graph in enumerate(model.subgraphs):
         for operator in graph.operators:
             inputs, outputs = (
@@ -227,16 +249,6 @@ def _is_constant(model: Any, tensor: Any) -> bool:
 
 def _get_name(tensor: Any) -> str:
     return (tensor.name or b"").decode()
-
-
-def _operation_name(code: Any) -> str:
-    number = max(code.builtinCode, code.deprecatedBuiltinCode)
-    return code.customCode.decode() if code.customCode else _builtin_names()[number]
-
-
-@functools.cache
-def _builtin_names() -> dict[int, str]:
-    return {number: name for name, number in vars(schema().BuiltinOperator).items() if not name.startswith("_")}
 
 
 def make_archive(raw_input: RawInput | None) -> bytes:
@@ -266,28 +278,16 @@ def is_litert_file(path: Path) -> bool:
         return False
 
 
-def read_litert_labels(path: Path) -> list[str]:
-    """The class names in a LiteRT file; empty if it has none."""
-    return _read_archive(path, LABELS_FILE).splitlines()
-
-
 def read_litert_raw_input(path: Path) -> RawInput | None:
     """The raw inputs recorded in a LiteRT file; None if it has none."""
-    text = _read_archive(path, FILE_NAME)
-    if not text:
+    if not zipfile.is_zipfile(path):
         return None
     try:
-        return raw_input_of_json(json.loads(text))
-    except Exception as error:  # the file may be from anywhere
-        raise ExportError(f"The record of the raw inputs in {path} cannot be read: {error}") from error
-
-
-def _read_archive(path: Path, name: str) -> str:
-    """A text in the archive; "" if there is none."""
-    if not zipfile.is_zipfile(path):
-        return ""
-    try:
         with zipfile.ZipFile(path) as archive:
-            return archive.read(name).decode() if name in archive.namelist() else ""
+            text = archive.read(FILE_NAME).decode() if FILE_NAME in archive.namelist() else ""
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise ExportError(f"The archive appended to the model in {path} cannot be read: {error}") from error
+    try:
+        return raw_input_of_json(json.loads(text)) if text else None
+    except Exception as error:  # the file may be from anywhere
+        raise ExportError(f"The record of the raw inputs in {path} cannot be read: {error}") from error

@@ -50,7 +50,7 @@ class LitertModel:
         """The outputs for a batch, structured as the Keras model returns them."""
         outputs = [self.run(row) for row in self._signature.rows(x)]
         named = {name: np.concatenate([row[name] for row in outputs]) for name in self._signature.output_names}
-        return self._signature.pack_outputs(named)
+        return keras.tree.map_structure(named.__getitem__, self._signature.output_nest)
 
 
 def relative_error(expected: Any, found: Any) -> float:

@@ -31,7 +31,7 @@ import tensorflow as tf
 
 from tfaccel.compressing.call_signature import SIGNATURE_KEY, CallSignature, traced
 from tfaccel.compressing.litert.conversion import Conversion, ConversionChild, ConversionError, write_rows
-from tfaccel.compressing.litert.file import dense_layers, input_order, named_operations, operations, slim
+from tfaccel.compressing.litert.file import dense_layers, named_operations, operations, signature_names, slim
 from tfaccel.compressing.litert.model import LitertModel, relative_error
 from tfaccel.compressing.litert.unsupported_layers import check_no_loops, refusal
 from tfaccel.compressing.methods import FLOAT32
@@ -181,8 +181,8 @@ class Converter:
                 content = self._converted(self._with_rows("int8", few, folders[value]))
                 return relative_error(expected, self._outputs(content, few))
 
-            huge = _has_huge_constants(Path(self._folder))
-            best, note = _best_mask_value(get_error) if huge else (None, "")
+            has_masks = any(_is_huge(array).any() for _, array in _constants(_read_graph(Path(self._folder))))
+            best, note = _best_mask_value(get_error) if has_masks else (None, "")
             self._masks = folders[best], note
         return self._masks
 
@@ -195,7 +195,7 @@ class Converter:
             path = str(Path(self._folder) / f"rows_{len(self._rows_files)}.npz")
             write_rows(path, rows)
             self._rows_files[id(rows)] = rows, path
-        return Conversion(folder, method, self._rows_files[id(rows)][1], tuple(input_order(self.float_content)))
+        return Conversion(folder, method, self._rows_files[id(rows)][1], tuple(signature_names(self.float_content)[0]))
 
     def _converted(self, conversion: Conversion) -> bytes:
         with quiet_conversion():
@@ -268,11 +268,6 @@ def quiet_conversion() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _has_huge_constants(folder: Path) -> bool:
-    """Whether a SavedModel has a constant too large to share a quantization range with others."""
-    return any(_is_huge(array).any() for _, array in _constants(_read_graph(folder)))
-
-
 def _copy_with_mask_value(folder: Path, target: Path, value: float) -> None:
     """Copies a SavedModel; huge constants in its graph become `value`, keeping their sign."""
     ignored = shutil.ignore_patterns(f"{_COPY}*", _GRAPH)
@@ -316,6 +311,7 @@ def _constants(model: Any) -> Sequence[tuple[Any, np.ndarray]]:
 
 
 def _is_huge(array: np.ndarray) -> np.ndarray:
+    """Which constants are too large to share a quantization range with others."""
     return np.abs(array) >= _MIN_HUGE
 
 

@@ -6,6 +6,7 @@ The quantization debugger of TensorFlow's converter quantizes chosen operations.
 from __future__ import annotations
 
 import functools
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -41,23 +42,18 @@ class SelectiveQuantizer:
     """
 
     def __init__(self, converter: Converter, model: keras.Model, rows: Rows) -> None:
-        self._outputs: dict[str, list[str]] = {}
-        self.layers: dict[str, dict[str, int]] = {}
+        self._outputs = defaultdict[str, list[str]](list)
+        self.layers = defaultdict[str, Counter[str]](Counter)
         converter = converter.without_loops
         for operation, names in named_operations(converter.float_content):
-            if operation in _MOVES:
-                continue
-            path = get_layer(names, model)
-            self._outputs.setdefault(path, []).append(names[0])
-            kinds = self.layers.setdefault(path, {})
-            kinds[operation] = kinds.get(operation, 0) + 1
+            if operation not in _MOVES:
+                path = get_layer(names, model)
+                self._outputs[path].append(names[0])
+                self.layers[path][operation] += 1
         self._converter, self._conversion = converter, converter.prepared("int8", rows)
 
     def quantize(self, layers: Collection[str]) -> bytes:
         """The model with these layers in int8 and all others in float32."""
-        unknown = [layer for layer in layers if layer not in self._outputs]
-        if unknown:
-            raise CompressionError(f"The model has no layer {unknown[0]!r}. Layers: {', '.join(self._outputs)}.")
         kept = [name for layer, names in self._outputs.items() if layer not in layers for name in names]
         try:
             return self._converter.quantize(self._conversion, kept)
@@ -70,14 +66,14 @@ class Sensitivity:
     """Measures layers one by one, on first use.
 
     Args:
-        make_quantizer: makes the quantizer of chosen layers.
+        get_quantizer: makes the quantizer of chosen layers, once.
         drop_of: how much worse the metric of a LiteRT file is than the float model's.
         highest_drop_of: the upper bound of that drop's confidence interval.
         get_error: the error of its outputs against the float model's.
         progress: called with a line before each step.
     """
 
-    make_quantizer: Callable[[], SelectiveQuantizer]
+    get_quantizer: Callable[[], SelectiveQuantizer]
     drop_of: Callable[[bytes], float]
     highest_drop_of: Callable[[bytes], float]
     get_error: Callable[[bytes], float]
@@ -86,16 +82,16 @@ class Sensitivity:
     @functools.cached_property
     def costs(self) -> tuple[LayerCost, ...]:
         """The metric drop of each layer that can be quantized, largest first."""
-        costs = []
-        for layer, operations in self._quantizer.layers.items():
+        costs, quantizer = [], self.get_quantizer()
+        for layer, operations in quantizer.layers.items():
             self.progress(f"sensitivity: {layer} alone in int8")
             try:
-                content = self._quantizer.quantize([layer])
+                content = quantizer.quantize([layer])
             except CompressionError:
                 continue  # It cannot be quantized, and stays in float anyway.
             error = self.get_error(content)
             if error > 0:
-                cost = LayerCost(layer=layer, operations=operations, drop=self.drop_of(content), output_error=error)
+                cost = LayerCost(layer=layer, operations={**operations}, drop=self.drop_of(content), output_error=error)
                 costs.append(cost)
         return tuple(sorted(costs, key=lambda cost: (cost.drop, cost.output_error), reverse=True))
 
@@ -108,7 +104,7 @@ class Sensitivity:
         Returns:
             The file, and the layers in float.
         """
-        costs, quantizer = self.costs, self._quantizer
+        costs, quantizer = self.costs, self.get_quantizer()
         if len(costs) < 2:
             raise CompressionError(
                 f"`mixed` needs at least two layers that can be quantized, and this model has {len(costs)}. Use int8."
@@ -122,7 +118,3 @@ class Sensitivity:
             if self.highest_drop_of(content) <= max_drop:
                 return content, kept
         return next((one for one in tried if self.drop_of(one[0]) <= max_drop), tried[-1])
-
-    @functools.cached_property
-    def _quantizer(self) -> SelectiveQuantizer:
-        return self.make_quantizer()

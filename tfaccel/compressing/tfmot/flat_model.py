@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,10 +18,10 @@ import numpy as np
 
 from tfaccel.compressing.methods import TfmotOptions
 from tfaccel.errors import CompressionError, in_one_line
-from tfaccel.training.private.private_api import get_graph, get_nodes, name_of_maker
+from tfaccel.training.private.private_api import all_layers, get_graph, get_nodes, name_of_maker
 
 _MODELS = ("Functional", "Sequential", "Model")
-_HALF = re.compile(r"(mixed_)?b?float16")
+HALF = ("mixed_bfloat16", "mixed_float16", "bfloat16", "float16")  # dtypes and policies
 _KNOWN = ("keras", "builtins", "")  # packages whose objects Keras finds itself
 _POST_TRAINING = "or use a post-training method (float16, dynamic, int8)"
 
@@ -288,24 +287,21 @@ def get_layer_configs(serialized: Mapping[str, Any], prefix: str = "") -> dict[s
 
 
 def in_float32(structure: Any) -> Any:
-    """A serialized layer or model, with float32 in place of any half-precision dtype policy.
+    """A serialized layer or model, with float32 in place of any half-precision dtype or dtype policy.
 
     Example:
-        >>> in_float32({"dtype": {"class_name": "DTypePolicy", "config": {"name": "mixed_bfloat16"}}})
-        {'dtype': 'float32'}
+        >>> in_float32({"units": 3, "dtype": {"class_name": "DTypePolicy", "config": {"name": "mixed_bfloat16"}}})
+        {'units': 3, 'dtype': {'class_name': 'DTypePolicy', 'config': {'name': 'float32'}}}
     """
     if isinstance(structure, Mapping):
-        return {name: _dtype(value) if name == "dtype" else in_float32(value) for name, value in structure.items()}
-    if isinstance(structure, (list, tuple)):
-        return [in_float32(value) for value in structure]
-    return structure
-
-
-def _dtype(value: Any) -> Any:
-    name = value.get("config", {}).get("name") if isinstance(value, Mapping) else value
-    if isinstance(value, Mapping) and "Quantized" in str(value.get("class_name")):
-        raise CompressionError(f"The model is already quantized ({name}). Give the model before `quantize`.")
-    return "float32" if isinstance(name, str) and (_HALF.fullmatch(name) or name == "float32") else value
+        is_policy = structure.get("class_name") == "DTypePolicy" and isinstance(structure.get("config"), Mapping)
+        if is_policy and structure["config"].get("name") in HALF:
+            return {**structure, "config": {"name": "float32"}}
+        return {
+            name: "float32" if name == "dtype" and isinstance(value, str) and value in HALF else in_float32(value)
+            for name, value in structure.items()
+        }
+    return [in_float32(value) for value in structure] if isinstance(structure, (list, tuple)) else structure
 
 
 def _check_that_it_can_be_sent(model: keras.Model) -> None:
@@ -318,6 +314,10 @@ def _check_that_it_can_be_sent(model: keras.Model) -> None:
             "functional and sequential models can be translated: build the same layers with keras.Model(inputs, "
             f"outputs), {_POST_TRAINING}."
         )
+    for layer in all_layers(model):
+        if "Quantized" in type(layer.dtype_policy).__name__:
+            name = layer.dtype_policy.name
+            raise CompressionError(f"The model is already quantized ({name}). Give the model before `quantize`.")
     paths: dict[int, str] = {}
     for path, layer in leaf_layers(model):
         if paths.setdefault(id(layer), path) != path:

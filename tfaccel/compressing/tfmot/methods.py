@@ -266,7 +266,8 @@ class TrainingBatches:
                 f"and {num_outputs} outputs of the model. Give a target for each output, and "
                 "sample weights for all outputs or none."
             )
-        self.steps_per_epoch = self._count()
+        num_batches = int(self._dataset(0).cardinality())
+        self.steps_per_epoch = num_batches if num_batches > 0 else sum(1 for _ in self._epoch(0))
 
     def steps(self, num_steps: int, first_epoch: int) -> Iterator[list[np.ndarray]]:
         """This many batches, over as many epochs as needed."""
@@ -286,10 +287,6 @@ class TrainingBatches:
             leaves = leaves + (self.flat.get_outputs(part) if part is not None else [])
         return [as_sendable_array(leaf, f"workload {self.workload.name!r}") for leaf in leaves]
 
-    def _count(self) -> int:
-        count = int(self._dataset(0).cardinality())
-        return count if count > 0 else sum(1 for _ in self._epoch(0))
-
 
 def make_job(batches: TrainingBatches, *, method: str, options: TfmotOptions, signature: CallSignature) -> TfmotJob:
     """The job of the child.
@@ -305,11 +302,13 @@ def make_job(batches: TrainingBatches, *, method: str, options: TfmotOptions, si
     arguments = compile_arguments(workload, num_steps=num_steps)
     losses, weights = _losses(arguments, flat)
     optimizer = inner_optimizer(keras.optimizers.get(arguments.get("optimizer", "rmsprop")))
+    settings = optimizer.get_config().items()
+    config = {name: value for name, value in settings if isinstance(value, (int, float, str, bool))}
     stages = {
         stage: TrainingStage(
             losses=losses,
             loss_weights=weights,
-            optimizer={"class_name": type(optimizer).__name__, "config": _plain_config(optimizer)},
+            optimizer={"class_name": type(optimizer).__name__, "config": config},
             learning_rate=options.learning_rate or TRAINING[stage].rate_part * _highest_rate(optimizer, workload),
             steps_per_epoch=batches.steps_per_epoch,
             epochs=options.get_epochs(stage),
@@ -391,12 +390,6 @@ def _spread(given: Any, names: Sequence[str]) -> list[Any]:
             )
         return list(given)
     return [given] * len(names)
-
-
-def _plain_config(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
-    """The settings of an optimizer that are numbers, strings or booleans."""
-    config = optimizer.get_config()
-    return {name: value for name, value in config.items() if isinstance(value, (int, float, str, bool))}
 
 
 def _highest_rate(optimizer: keras.optimizers.Optimizer, workload: Workload) -> float:

@@ -64,14 +64,14 @@ def run(job: TfmotJob, parent: Connection) -> None:
 
 def _quantize(job: TfmotJob, flat: FlatModel, layers: TranslatedLayers, method: str, parent: Connection) -> None:
     """Trains the fake-quantized model, predicts on the held-out data, and converts it."""
-    made = quantized_model(flat, layers, method)
-    for note in made.notes:
+    model, notes = quantized_model(flat, layers, method)
+    for note in notes:
         parent.send({"note": note})
-    begin_with_ranges(made.model, job.inputs)
-    train(made.model, job.stages[method], flat, _part(parent), report=parent.send)
-    rows = [_outputs(made.model, batch[: len(flat.inputs)]) for batch in _part(parent)]
+    begin_with_ranges(model, job.inputs)
+    train(model, job.stages[method], flat, _part(parent), report=parent.send)
+    rows = [_outputs(model, batch[: len(flat.inputs)]) for batch in _part(parent)]
     parent.send({"doing": "converting"})
-    content = litert_file(made.model, flat, job.input_names, job.output_names)
+    content = litert_file(model, flat, job.input_names, job.output_names)
     parent.send({"predictions": rows, "litert": content})
 
 

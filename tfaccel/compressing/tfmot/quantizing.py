@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -31,27 +30,18 @@ _MAX_PASSES = 10
 _SMALL_CHANGE = 0.05  # fraction of a range's width: passes end once all changes are smaller
 
 
-@dataclass
-class Quantized:
-    """A fake-quantized model.
-
-    Args:
-        model: the `tf_keras` model to train.
-        notes: which layers stay in float.
-    """
-
-    model: Any
-    notes: list[str] = field(default_factory=list)
-
-
-def quantized_model(flat: FlatModel, layers: TranslatedLayers, method: str) -> Quantized:
+def quantized_model(flat: FlatModel, layers: TranslatedLayers, method: str) -> tuple[Any, list[str]]:
     """A model whose layers are fake-quantized where TFMOT supports it; others stay in float.
 
     Args:
         flat, layers: the translated model.
         method: "qat"; "pqat" keeps zero weights zero, "cqat" keeps equal weights equal.
+
+    Returns:
+        The `tf_keras` model to train, and notes on which layers stay in float.
     """
     import tensorflow_model_optimization as tfmot
+    import tf_keras
 
     private_tfmot.allow_lambdas()
     scheme = _scheme(method)
@@ -62,7 +52,7 @@ def quantized_model(flat: FlatModel, layers: TranslatedLayers, method: str) -> Q
             f"TFMOT can quantize none of the layers with weights ({_described(layers, with_weights)}). Use a "
             "post-training method (dynamic, int8, int16x8), or prune or cluster."
         )
-    consumers, output_only = _consumers(flat), private_tfmot.output_config_class()()
+    consumers, output_only, kept = _consumers(flat), private_tfmot.output_config_class(), kept_layer_class()
     numbers = itertools.count()  # a layer that is called several times has several ranges
 
     def wrap(path: str, layer: Any) -> Any:
@@ -72,14 +62,15 @@ def quantized_model(flat: FlatModel, layers: TranslatedLayers, method: str) -> Q
         """Quantizes the output of a float layer that a quantized one takes."""
         if path in chosen or not tensor.dtype.is_floating or not consumers.get((path, index), set()) & chosen:
             return tensor
-        return _identity(f"{layers.by_path[path].name}_range_{next(numbers)}", output_only)(tensor)
+        identity = tf_keras.layers.Activation("linear", name=f"{layers.by_path[path].name}_range_{next(numbers)}")
+        return tfmot.quantization.keras.quantize_annotate_layer(identity, output_only())(tensor)
 
-    with _custom_objects(tfmot):
+    with tfmot.quantization.keras.quantize_scope({one.__name__: one for one in (kept, output_only)}):
         model = assemble(flat, layers, wrap, after)
         quantized = tfmot.quantization.keras.quantize_apply(model, scheme)
     left = [path for path in layers.by_path if path not in chosen]
     notes = [f"annotated as not quantized: {_described(layers, left)}"] if left else []
-    return Quantized(quantized, notes)
+    return quantized, notes
 
 
 def litert_file(model: Any, flat: FlatModel, input_names: Sequence[str], output_names: Sequence[str]) -> bytes:
@@ -132,20 +123,6 @@ def _scheme(method: str) -> Any:
     registry.supports = lambda layer: known.supports(layer) and own_supports(layer)
     scheme.get_quantize_registry = lambda: registry
     return scheme
-
-
-def _custom_objects(tfmot: Any) -> Any:
-    config, kept = private_tfmot.output_config_class(), kept_layer_class()
-    return tfmot.quantization.keras.quantize_scope({kept.__name__: kept, config.__name__: config})
-
-
-def _identity(name: str, config: Any) -> Any:
-    """An identity layer, whose output is quantized."""
-    import tensorflow_model_optimization as tfmot
-    import tf_keras
-
-    layer = tf_keras.layers.Activation("linear", name=name)
-    return tfmot.quantization.keras.quantize_annotate_layer(layer, config)
 
 
 def _quantizable(flat: FlatModel, layers: TranslatedLayers, registry: Any) -> set[str]:

@@ -133,7 +133,10 @@ def clustered_model(flat: FlatModel, layers: TranslatedLayers, options: TfmotOpt
 
 def _wrapped(flat: FlatModel, layers: TranslatedLayers, wrap: Callable[[str, Any], Any], done: str) -> Wrapped:
     wrappers: dict[str, Any] = {}
-    variables = {path: _variables(layers, path) for path in layers.by_path}
+    variables = {
+        path: [one.value for one in getattr(layer.operation, "weights", ())] if path in layers.kept else layer.weights
+        for path, layer in layers.by_path.items()
+    }
     unwrapped = []
 
     def kept_wrap(path: str, layer: Any) -> Any:
@@ -170,13 +173,6 @@ def _hand_on_masks(wrapper: Any, layer: Any) -> None:
     if "mask" not in taken:
         takes_one = type(layer).__name__ != "MultiHeadAttention" and "training" in taken
         layer.call = functools.wraps(call)(in_training if takes_one else of_several)  # its signature is inspected
-
-
-def _variables(layers: TranslatedLayers, path: str) -> list[Any]:
-    layer = layers.by_path[path]
-    if path in layers.kept:
-        return [v.value for v in getattr(layer.operation, "weights", ())]
-    return list(layer.weights)
 
 
 def _prunable(layer: Any) -> list[Any]:

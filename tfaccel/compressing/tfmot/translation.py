@@ -56,12 +56,6 @@ class TranslatedLayers:
     by_path: dict[str, Any] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
 
-    def get_layer_weights(self, path: str) -> list[np.ndarray]:
-        """A layer's weights, in Keras 3's order."""
-        layer = self.by_path[path]
-        weights = layer.operation.get_weights() if path in self.kept else layer.get_weights()
-        return [np.asarray(array) for array in weights]
-
 
 def translate(
     flat: FlatModel, weights: Mapping[str, Sequence[np.ndarray]], check_inputs: Sequence[np.ndarray]
@@ -299,9 +293,6 @@ def _plain(name: str) -> str:
     """A valid TensorFlow name."""
     plain = re.sub(r"[^A-Za-z0-9_.]", "_", name)
     return plain if plain[:1].isalnum() else f"x{plain}"
-
-
-# Translates a Keras 3 layer into an equivalent `tf_keras` layer. Used in a child process only.
 
 
 class UntranslatableError(Exception):
