@@ -248,3 +248,7 @@ def test_a_model_with_a_lookup_is_exported_or_refused_by_name(tmp_path):
         ExportError, match=r"ONNX does not support these parts of the model: 'lookup' \(a lookup table\)"
     ):
         export(model, ["onnx"], out=tmp_path / "other", name="ids", sample=sample)
+    names = keras.layers.StringLookup(vocabulary=["a", "b", "ü"], invert=True, num_oov_indices=0, name="names")
+    model = keras.Model(inputs, {"ids": inputs, "names": names(inputs)})
+    result = export(model, ["keras", "saved_model"], out=tmp_path / "texts", name="texts", sample=sample % 3)
+    assert [file.max_difference for file in result.files] == [0.0, 0.0]

@@ -158,7 +158,7 @@ def largest_difference(found: Arrays, wanted: Arrays, file: str) -> tuple[float,
 def _difference(own: np.ndarray, wanted: np.ndarray, name: str) -> tuple[float, float]:
     if own.shape != wanted.shape:
         raise ExportError(f"{name} has shape {own.shape}; the Keras model's has {wanted.shape}.")
-    if wanted.dtype.kind in "SU":
+    if wanted.dtype.kind in "SUO":  # texts
         if not np.array_equal(wanted, own):
             raise ExportError(f"{name} is {own.tolist()}; the Keras model's is {wanted.tolist()}.")
         return 0.0, 0.0
