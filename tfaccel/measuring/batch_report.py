@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tfaccel.argument_types import checks_types
 from tfaccel.errors import PlanError
-from tfaccel.known_names import suggests_names
 from tfaccel.measuring.memory_estimate import mebibytes
 from tfaccel.measuring.report import Candidate
 from tfaccel.planning.option_checks import check_seed
 from tfaccel.planning.plan import Plan
 from tfaccel.records import Record, SavedRecord
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 INTERRUPTED = "It was interrupted."
 _MOST = 2**24  # micro-batch: there is no end to it where neither memory, nor data, nor the user limits it
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class BatchTrial(Record):
     """A batch size, and what was measured of it.
 
@@ -45,8 +42,7 @@ class BatchTrial(Record):
         return self.candidate.plan.replica_batch_size
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class BatchReport(SavedRecord):
     """What `find_batch_size` found.
 
@@ -136,10 +132,7 @@ class BatchReport(SavedRecord):
         ]
 
 
-@short_repr
-@suggests_names
-@checks_types(PlanError, checks_numbers=True)
-@dataclass(frozen=True, kw_only=True)
+@noun(error=PlanError)
 class BatchOptions:
     """How `find_batch_size` searches.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tfaccel.errors import PlanError
 from tfaccel.planning.placements import STAGES
 from tfaccel.records import Record, SavedRecord
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 HEADINGS = (
     "replica batch",
@@ -24,8 +24,7 @@ SAVING_HEADINGS = ("plan field", "weights", "gradients", "optimizer state", "act
 _AS_PLANNED = "as planned"
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class BatchMemory:
     """The memory that training with one batch size takes on a device.
 
@@ -56,8 +55,7 @@ class BatchMemory:
         return self.total_bytes - self.activations_bytes + self.recomputed_activations_bytes
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class MemoryEstimate(SavedRecord):
     """The memory that training a workload with a plan takes on one device.
 

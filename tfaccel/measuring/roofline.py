@@ -25,7 +25,7 @@ from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_cache import chosen_plan, plan_key
 from tfaccel.planning.workload import Workload
 from tfaccel.records import SavedRecord
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 from tfaccel.training.run.performance import INPUT_BOUND_FROM, TimedWindow
 
 EXPLAINED_FROM = 0.5  # fraction of the step time that arithmetic and memory must explain to be what bounds it
@@ -170,8 +170,7 @@ class LayerLimit:
         return self.least_seconds / self.seconds if self.seconds else None
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class Roofline(SavedRecord):
     """How close a workload's training step comes to the limits of the machine.
 
