@@ -13,7 +13,6 @@ import contextlib
 import functools
 import itertools
 import math
-import traceback
 from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
@@ -25,7 +24,7 @@ from tfaccel.errors import PlanError
 from tfaccel.hardware.cpu import resident_bytes
 from tfaccel.measuring.memory_estimate import BatchMemory, MemoryEstimate
 from tfaccel.measuring.step_values import STRING_BYTES, StepValue, StepValues, read_values
-from tfaccel.measuring.workload_task import get_cause, load_task
+from tfaccel.measuring.workload_task import answered, load_task
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.training.kernels.fused_kernels import fused_kernels
@@ -47,15 +46,12 @@ _MAX_MICRO_BATCH_SIZE = 1 << 24
 
 def main(connection: Connection, arguments: list[str]) -> int:
     """Estimates once, and sends the estimate to the parent; returns the exit status."""
-    task = connection.recv()
-    try:
-        estimate = estimate_here(load_task(task), Plan.from_json(task["plan"]), **task["estimate"])
-    except Exception as error:
-        traceback.print_exc()
-        connection.send({"event": "failed", "cause": get_cause(error), "kind": type(error).__name__})
-        return 1
+    return answered(connection, _estimate)
+
+
+def _estimate(connection: Connection, task: dict[str, Any]) -> None:
+    estimate = estimate_here(load_task(task), Plan.from_json(task["plan"]), **task["estimate"])
     connection.send({"event": "estimated", "estimate": estimate.to_json()})
-    return 0
 
 
 def estimate_here(

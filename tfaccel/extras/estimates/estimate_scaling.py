@@ -210,6 +210,6 @@ def step_facts(task: Mapping[str, Any], plan: Plan, *, limit_seconds: float) -> 
         if answer is None:
             how = f"{child.how_it_ended()}. {server.end_of_log(child)}"
             raise WorkloadError(f"The model could not be built: the process {how}"[:500])
-        if "failed" in answer:
-            raise WorkloadError(f"The model could not be built: {answer['failed']}")
-        return StepFacts(**answer)
+        if answer["event"] == "failed":
+            raise WorkloadError(f"The model could not be built: {answer['cause']}")
+        return StepFacts(**answer["facts"])

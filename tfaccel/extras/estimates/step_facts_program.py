@@ -10,9 +10,8 @@ import keras
 import tensorflow as tf
 
 from tfaccel.errors import TfaccelError
-from tfaccel.measuring.workload_task import get_cause, load_task
+from tfaccel.measuring.workload_task import answered, load_task
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.workload import Workload
 from tfaccel.training.run.session import built_model
 from tfaccel.training.runtime import Runtime
 from tfaccel.training.steps.engine import get_engine
@@ -21,16 +20,11 @@ from tfaccel.training.steps.marked_layers import train_step_cost, with_rows
 
 def main(connection: Connection, arguments: list[str]) -> int:
     """Sends the facts, as `StepFacts` has them; returns the exit status."""
-    task = connection.recv()
-    try:
-        connection.send(_facts(load_task(task), Plan.from_json(task["plan"]), seed=task["seed"]))
-    except Exception as error:
-        connection.send({"failed": get_cause(error)})
-        return 1
-    return 0
+    return answered(connection, _send_facts)
 
 
-def _facts(workload: Workload, plan: Plan, *, seed: int) -> dict[str, Any]:
+def _send_facts(connection: Connection, task: dict[str, Any]) -> None:
+    workload, plan, seed = load_task(task), Plan.from_json(task["plan"]), task["seed"]
     size = plan.global_batch_size
     with Runtime(plan, seed=seed):
         batch = next(iter(workload.train_data(size, seed=seed, epoch=0)))
@@ -49,7 +43,7 @@ def _facts(workload: Workload, plan: Plan, *, seed: int) -> dict[str, Any]:
             }
         except TfaccelError as error:
             facts["uncounted"] = str(error)
-    return facts
+    connection.send({"event": "counted", "facts": facts})
 
 
 def _batch_bytes(spec: Any) -> int:
