@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from tfaccel.errors import PlanError
@@ -11,7 +10,7 @@ from tfaccel.planning.own_model import RebuiltModel
 from tfaccel.planning.placements import SET_BY_YOU, Case, Choice, placements
 from tfaccel.planning.plan import SETTINGS, Plan, check_field_names, check_value, default_value, plan_field_names
 from tfaccel.planning.plan_checks import PRECISION
-from tfaccel.planning.rules import RULES, Rule
+from tfaccel.planning.rules import RULES
 from tfaccel.planning.short_names import full_names
 from tfaccel.planning.workload import Workload
 
@@ -76,8 +75,7 @@ def candidate_plans(
     ]
     for name in dict.fromkeys([*_COMBINED, *RULES, *(name for name, one in SETTINGS.items() if one.reason)]):
         cost = 1 if name in _COMBINED else _SINGLE_COST
-        rule = RULES.get(name, partial(_default_choices, name))
-        drafts = [further for draft in drafts for further in _apply(draft, name, rule, cost=cost)]
+        drafts = [further for draft in drafts for further in _apply(draft, name, cost=cost)]
     return _plans(sorted(drafts, key=lambda draft: draft.cost))
 
 
@@ -159,16 +157,15 @@ def given_plan(plan: Plan | Mapping[str, Any] | None, options: dict[str, Any]) -
     return None
 
 
-def _default_choices(name: str, case: Case) -> list[Choice]:
-    """The default of a field that no rule decides, and its reason."""
-    del case
-    return [Choice(default_value(name), SETTINGS[name].reason)]
-
-
-def _apply(draft: _Draft, name: str, rule: Rule, *, cost: int) -> list[_Draft]:
+def _apply(draft: _Draft, name: str, *, cost: int) -> list[_Draft]:
     """The draft with each choice of one field; only the best draft gets further choices of single fields."""
     case = draft.case
-    choices = [Choice(case.fixed[name], SET_BY_YOU)] if name in case.fixed else rule(case)
+    if name in case.fixed:
+        choices = [Choice(case.fixed[name], SET_BY_YOU)]
+    elif name in RULES:
+        choices = RULES[name](case)
+    else:
+        choices = [Choice(default_value(name), SETTINGS[name].reason)]
     if cost >= _SINGLE_COST and draft.cost > 0:
         choices = choices[:1]
     return [

@@ -333,7 +333,8 @@ def _given(hardware: Hardware, fixed: Mapping[str, Any]) -> DeviceSet:
             f"CPU:{cpus[-1]} is not there. Devices here: {_names(hardware)}. To divide the CPU, name its parts from "
             f"CPU:0 on, or set num_logical_cpus={cpus[-1] + 1} (--logical_cpus)."
         )
-    check_usable(hardware.gpus, devices)
+    for name, reason in unusable_gpus(tuple(gpu for gpu in hardware.gpus if gpu.name in devices)).items():
+        raise PlanError(f"{name} cannot be used: {reason}. Leave it out of `devices` (--devices), or use CPU:0.")
     return DeviceSet(devices, "Set by you.", fixed.get("num_logical_cpus", max(1, len(cpus))))
 
 
@@ -356,22 +357,10 @@ def unusable_gpus(gpus: tuple[Device, ...]) -> dict[str, str]:
                 f"{gpu.model or 'this GPU'} has compute capability {capability[0]}.{capability[1]}, and TensorFlow "
                 f"2.20 and newer is built for {MIN_COMPUTE_CAPABILITY[0]}.{MIN_COMPUTE_CAPABILITY[1]} and above"
             )
-    slices = [gpu for gpu in gpus if is_slice(gpu) and gpu.name not in found]
+    slices = [gpu for gpu in gpus if re.search(r"\bMIG\b", gpu.model) and gpu.name not in found]
     if slices:
         found |= {gpu.name: f"a process can use one slice of a GPU (MIG), {slices[0].name}" for gpu in slices[1:]}
     return found
-
-
-def is_slice(gpu: Device) -> bool:
-    """Whether a device is a slice of a GPU (MIG)."""
-    return re.search(r"\bMIG\b", gpu.model) is not None
-
-
-def check_usable(gpus: tuple[Device, ...], chosen: tuple[str, ...]) -> None:
-    """Raises PlanError if one of the chosen GPUs cannot be used, or several slices are chosen."""
-    picked = tuple(gpu for gpu in gpus if gpu.name in chosen)
-    for name, reason in unusable_gpus(picked).items():
-        raise PlanError(f"{name} cannot be used: {reason}. Leave it out of `devices` (--devices), or use CPU:0.")
 
 
 def gpu_sets(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any], *, num_workers: int) -> list[DeviceSet]:

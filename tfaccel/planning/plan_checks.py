@@ -163,25 +163,23 @@ def get_kind(plan: Plan) -> str:
     return parse_device(plan.devices[0])[0]
 
 
-def batch_size_error(global_batch_size: int, num_replicas: int, accumulation_steps: int = 1) -> PlanError:
-    """The error for a global batch size that is not divisible, with the nearest sizes that are."""
+def _check_batch(plan: Plan) -> None:
+    """Raises PlanError for a global batch size that is not divisible, with the nearest sizes that are."""
+    size, num_replicas, accumulation_steps = plan.global_batch_size, plan.num_replicas, plan.accumulation_steps
     divisor = num_replicas * accumulation_steps
-    below = global_batch_size // divisor * divisor
+    if size % divisor == 0:
+        return
+    below = size // divisor * divisor
     neighbours = f"{below} or {below + divisor}" if below else f"{divisor}"
     by, received, fewer = "the number of replicas", f"num_replicas={num_replicas}", "fewer devices"
     if accumulation_steps > 1:
         by += " times `accumulation_steps`"
         received += f", accumulation_steps={accumulation_steps}"
         fewer = "fewer devices or accumulation steps" if num_replicas > 1 else "fewer accumulation steps"
-    return PlanError(
-        f"`global_batch_size` must be divisible by {by}. Received: global_batch_size={global_batch_size}, {received}. "
+    raise PlanError(
+        f"`global_batch_size` must be divisible by {by}. Received: global_batch_size={size}, {received}. "
         f"Use {neighbours}, or {fewer}."
     )
-
-
-def _check_batch(plan: Plan) -> None:
-    if plan.global_batch_size % (plan.num_replicas * plan.accumulation_steps):
-        raise batch_size_error(plan.global_batch_size, plan.num_replicas, plan.accumulation_steps)
 
 
 def _check_single_device(plan: Plan) -> None:

@@ -111,7 +111,6 @@ def fused_kernels(case: Case) -> list[Choice]:
         if is_one and case["dtype_policy"] != "float32" and lowest >= _FLASH_CAPABILITY:
             reason = "Attention in one kernel of cuDNN, which writes no scores to memory; XLA fuses the rest."
             return [Choice(True, reason)]
-        return [Choice(False, "XLA fuses operations by itself.")]
     if case["jit_compile"] or case.kind == "TPU":
         return [Choice(False, "XLA fuses operations by itself.")]
     return [Choice(False, "Keras's own operations, to the last bit; `tfaccel find-fastest` measures fused kernels.")]
