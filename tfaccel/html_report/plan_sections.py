@@ -44,7 +44,7 @@ from tfaccel.planning.machine_ceilings import num_limited_devices
 from tfaccel.planning.moves import MEASURED
 from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import FieldExplanation, Plan, explain
-from tfaccel.planning.plan_cache import plans_dir
+from tfaccel.planning.plan_cache import kept_files
 from tfaccel.planning.rules import AUGMENT_ON_UNMEASURED
 from tfaccel.remote import readable_path
 
@@ -133,15 +133,10 @@ def kept_report(run: RunRecord) -> Report | None:
     It is the one of the same workload and the same kind of machine whose plan the run used. A plan's reasons contain
     the measured gains, which tell apart the plans of models with the same name.
     """
-    directory = plans_dir()
-    if run.plan is None or run.result is None or directory is None:
+    if run.plan is None or run.result is None:
         return None
     machine = {name: value for name, value in run.result.hardware.items() if name not in _VOLATILE}
-    try:
-        files = sorted(directory.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
-    except OSError:
-        return None
-    for file in files:
+    for file in kept_files():
         try:
             report = _checked(Report.from_json(json.loads(file.read_text(encoding="utf-8"))["report"]))
             there = {name: value for name, value in report.hardware.items() if name not in _VOLATILE}

@@ -18,8 +18,9 @@ from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.measuring.candidate_child import CandidateServers
 from tfaccel.measuring.workload_task import answered
+from tfaccel.planning.cache import today
 from tfaccel.planning.candidates import default_plan
-from tfaccel.planning.machine_ceilings import TENSOR_FLOAT_32, MachineCeilings, cached_ceilings, keep_ceilings, today
+from tfaccel.planning.machine_ceilings import TENSOR_FLOAT_32, MachineCeilings, cached_ceilings, keep_ceilings
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.training.runtime import Runtime, use_tensor_float_32
