@@ -97,11 +97,8 @@ def compare_devices(
         >>> compare_devices("image_classification", hardware=machine, given=times).break_even_examples
         71112
     """
-    here, assume, given = (
-        replace(detect_hardware(), cluster=None),
-        assume or GpuAssumptions(),
-        given or ComparisonOptions(),
-    )
+    here = replace(detect_hardware(), cluster=None)
+    assume, given = assume or GpuAssumptions(), given or ComparisonOptions()
     gpu, is_here = get_gpu(hardware, here)
     fixed = taken_fields(options, hardware=hardware)
     for name in ("strategy", "devices"):
