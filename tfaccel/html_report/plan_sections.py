@@ -36,11 +36,10 @@ from tfaccel.html_report.page import (
     setting_text,
     value_text,
 )
-from tfaccel.html_report.records import DAMAGES, RunRecord
+from tfaccel.html_report.records import RunRecord
 from tfaccel.measuring.report import HEADINGS, Report, described
-from tfaccel.measuring.roofline import LayerLimit, Roofline
-from tfaccel.planning.cache import kept_roofline
-from tfaccel.planning.machine_ceilings import num_limited_devices
+from tfaccel.measuring.roofline import LAYER_HEADINGS, LayerLimit, Roofline
+from tfaccel.planning.cache import DAMAGES, kept_roofline
 from tfaccel.planning.moves import MEASURED
 from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import FieldExplanation, Plan, explain
@@ -321,14 +320,8 @@ def _roofline_blocks(run_name: str, found: Roofline) -> list[Block]:
     return [*blocks, _limits_table(found), _layer_table(found)]
 
 
-def _speeds(found: Roofline) -> dict[str, float]:
-    """Dtype -> the limit of all devices, in FLOP/s."""
-    count = num_limited_devices(found.plan)
-    return {name: count * speed for name, speed in found.ceilings.matrix_flops_per_second.items()}
-
-
 def _roofline_chart(found: Roofline, points: Sequence[LayerLimit]) -> Chart:
-    speeds, memory = _speeds(found), found.bytes_ceiling
+    speeds, memory = found.matrix_flops_ceilings, found.bytes_ceiling
     intensities = [point.cost.intensity for point in points]
     low, high = min(0.1, min(intensities) / 2), max(2 * (max(speeds.values()) / memory), 2 * max(intensities))
     series, legend = [], [LegendEntry(label="limits of the machine", color=MUTED)]
@@ -343,7 +336,7 @@ def _roofline_chart(found: Roofline, points: Sequence[LayerLimit]) -> Chart:
                 Series(
                     name=f"bound by {bound}",
                     x=[point.cost.intensity for point in some],
-                    y=[point.cost.matrix_flops / (point.seconds or point.least_seconds) / _GIGA for point in some],
+                    y=[point.flops_per_second / _GIGA for point in some],
                     color=color,
                     shape="dot",
                     texts=[f"{point.name}, {100 * point.share:.0f} % of the least time" for point in some],
@@ -367,7 +360,7 @@ def _roofline_chart(found: Roofline, points: Sequence[LayerLimit]) -> Chart:
 
 
 def _limits_table(found: Roofline) -> Table:
-    limits = [(f"{name} matrix products", speed, "GFLOP/s") for name, speed in _speeds(found).items()]
+    limits = [(f"{name} matrix products", speed, "GFLOP/s") for name, speed in found.matrix_flops_ceilings.items()]
     step = found.cost.matrix_flops / found.step_seconds
     rows = [*limits, ("memory", found.bytes_ceiling, "GB/s"), ("the step", step, "GFLOP/s")]
     return Table(
@@ -394,7 +387,7 @@ def _layer_table(found: Roofline) -> Table:
     )
     return Table(
         caption=f"A step of {found.workload}, by layer",
-        headings=("layer", "GFLOP", "MB", "FLOP/byte", "bound by", "least time", "time", "of the limit"),
+        headings=LAYER_HEADINGS,
         rows=rows,
         numeric=frozenset({1, 2, 3, 5, 6, 7}),
     )

@@ -31,11 +31,10 @@ from tfaccel.html_report.page import (
     setting_text,
     value_text,
 )
-from tfaccel.html_report.records import RunRecord, SearchRecord
+from tfaccel.html_report.records import VALIDATION, RunRecord, SearchRecord
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.search_result import TrialRow
 
-VALIDATION = "val_"
 _MAX_EPOCHS_IN_TABLE = 400
 # Unit of a field -> the title of its chart, if one chart has several fields; charts stand in this order.
 _SYSTEM = {

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tfaccel.compressing.compress_result import CompressResult, cells, get_notes, sensitivity_cells
-from tfaccel.errors import ReportError, RunDirError, SearchError, TfaccelError, in_one_line
+from tfaccel.errors import ReportError, RunDirError, SearchError, in_one_line
 from tfaccel.html_report.page import Picture, get_number
+from tfaccel.planning.cache import DAMAGES
 from tfaccel.planning.plan import Plan
 from tfaccel.remote import readable_path
 from tfaccel.training.run.result import TrainResult
@@ -26,19 +27,7 @@ Found = TypeVar("Found")
 POSITION = ("epoch", "step", "seconds")  # keys of a row of metrics.jsonl that say where it stands
 _MAX_EPOCHS = 2**53  # browsers count exactly up to here
 MAX_PICTURES, MAX_PICTURE_BYTES = 24, 8 * 2**20
-# What reading a damaged file may raise.
-DAMAGES = (
-    OSError,
-    ArithmeticError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    RecursionError,
-    StopIteration,
-    TfaccelError,
-)
-_VALIDATION = "val_"
+VALIDATION = "val_"
 _NO_OUTCOMES = (*NO_METRICS, "learning_rate")
 WHAT_ONE_HOLDS = (
     "One holds config.json and metrics.jsonl (written by `tfaccel train`), search.json or trials.jsonl "
@@ -90,7 +79,7 @@ class RunRecord:
         On validation data if the run has any; see `has_validation`.
         """
         last = self.last_metrics
-        held_out = {name.removeprefix(_VALIDATION): last[name] for name in last if name.startswith(_VALIDATION)}
+        held_out = {name.removeprefix(VALIDATION): last[name] for name in last if name.startswith(VALIDATION)}
         given = held_out or last if self.result is None else self.result.final
         found = {name: get_number(value) for name, value in given.items() if name not in _NO_OUTCOMES}
         return {name: value for name, value in found.items() if value is not None}
@@ -98,7 +87,7 @@ class RunRecord:
     @property
     def has_validation(self) -> bool:
         """Whether the metrics in `final` are on validation data."""
-        return any(name.startswith(_VALIDATION) for name in self.last_metrics)
+        return any(name.startswith(VALIDATION) for name in self.last_metrics)
 
     @property
     def was_resumed(self) -> bool:
@@ -135,12 +124,13 @@ def read_run(path: Path, name: str) -> RunRecord:
     plan_data = data.get("plan") or read_mapping(path / "plan.json", problems)
     plan = _undamaged(lambda: Plan.from_json(plan_data), problems, "The plan cannot be read") if plan_data else None
     pictures = read_pictures(path, problems, drawn_by=f"the recipe in run {name}")
+    last = rows[-1] if rows else {}
     return RunRecord(
         path=path,
         name=name,
         config={name: value for name, value in config.items() if name != RUN_ID},
         rows=tuple(map(_flat, rows)),
-        last_metrics={} if not rows else {name: value for name, value in rows[-1].items() if _is_metric(name, value)},
+        last_metrics={name: last[name] for name in last if name not in NO_METRICS and not isinstance(last[name], dict)},
         result=result,
         result_data=data,
         plan=plan,
@@ -235,10 +225,6 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     inner = [value for value in row.values() if isinstance(value, dict)]
     own = {name: value for name, value in row.items() if not isinstance(value, dict)}
     return {**{name: value for one in inner for name, value in one.items() if name not in POSITION}, **own}
-
-
-def _is_metric(name: str, value: Any) -> bool:
-    return name not in NO_METRICS and not isinstance(value, dict)
 
 
 def _is_anew(before: Mapping[str, Any], row: Mapping[str, Any]) -> bool:

@@ -73,7 +73,10 @@ def _not_completed(trials: Sequence[TrialRow]) -> str:
 
 def _cards(run: RunRecord) -> tuple[Card, ...]:
     on = "final" if run.result is not None else "last epoch"
-    cards = [Card(label=name, value=value_text(name, value), note=on) for name, value in _headline(run.final)]
+    metrics = sorted(run.final.items(), key=lambda item: item[0].endswith("loss"))[
+        :_MAX_METRICS
+    ]  # others before losses
+    cards = [Card(label=name, value=value_text(name, value), note=on) for name, value in metrics]
     if run.result is not None:
         rate = run.result.examples_per_second
         if rate > 0:
@@ -91,12 +94,6 @@ def _cards(run: RunRecord) -> tuple[Card, ...]:
     if run.rows:
         cards.append(Card(label="epochs", value=str(len(run.rows)), note=f"of {run.config.get('epochs') or '?'}"))
     return tuple(cards)
-
-
-def _headline(final: Mapping[str, float]) -> list[tuple[str, float]]:
-    """The metrics shown as cards: other metrics before losses."""
-    ordered = sorted(final.items(), key=lambda item: item[0].endswith("loss"))
-    return ordered[:_MAX_METRICS]
 
 
 def _verdict(run: RunRecord) -> Message:
@@ -165,8 +162,9 @@ def _outcomes(runs: Sequence[RunRecord]) -> Table:
         for run, (value, text) in zip(runs, columns["time"], strict=True)
     ]
     columns = {name: cells for name, cells in columns.items() if any(value is not None for value, _ in cells)}
+    states = ["not finished" if run.result is None else run.result.verdict.kind for run in runs]
     rows = [
-        (run.name, run.workload or NONE, _state(run), *(cells[place][1] for cells in columns.values()))
+        (run.name, run.workload or NONE, states[place], *(cells[place][1] for cells in columns.values()))
         for place, run in enumerate(runs)
     ]
     strong = set()
@@ -205,10 +203,6 @@ def _find_best(name: str, values: list[float | None]) -> list[int]:
         return []
     best = max(known) if direction == "max" else min(known)
     return [place for place, value in enumerate(values) if value == best]
-
-
-def _state(run: RunRecord) -> str:
-    return "not finished" if run.result is None else run.result.verdict.kind
 
 
 def _settings(run: RunRecord) -> dict[str, Any]:
@@ -269,7 +263,8 @@ def environment_blocks(runs: Sequence[RunRecord]) -> list[Block]:
     columns: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for run in runs:
         if run.result is not None:
-            rows = (*_machine(run.result.hardware), *sorted(_texts(run.result.versions).items()))
+            versions = sorted((str(name), str(version)) for name, version in run.result.versions.items())
+            rows = (*_machine(run.result.hardware), *versions)
             columns.setdefault(rows, []).append(run.name)
     if not columns:
         return []
@@ -306,10 +301,6 @@ def _device(device: Mapping[str, Any]) -> str:
     memory = get_number(device.get("memory_bytes"))
     parts = [f"{device.get('kind')}:{device.get('index')}", str(device.get("model") or "")]
     return " ".join(part for part in (*parts, bytes_text(memory) if memory else "") if part)
-
-
-def _texts(versions: Mapping[str, Any]) -> dict[str, str]:
-    return {str(name): str(version) for name, version in versions.items()}
 
 
 _VARIANT_COLORS = {"the float model": MUTED, "selected": GOOD, "within the limit": COLORS[0], "outside the limit": BAD}

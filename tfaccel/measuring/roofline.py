@@ -165,6 +165,11 @@ class LayerLimit:
     seconds: float | None = None
 
     @property
+    def flops_per_second(self) -> float:
+        """Of its matrix products: as measured, or at the limit if the time is unknown."""
+        return self.cost.matrix_flops / (self.seconds or self.least_seconds)
+
+    @property
     def limit_share(self) -> float | None:
         """The least time divided by the measured one; above 1 if caches serve many of the bytes; None if unknown."""
         return self.least_seconds / self.seconds if self.seconds else None
@@ -222,6 +227,12 @@ class Roofline(SavedRecord):
     cpu_utilization: float
     gpu_utilization: float | None = None
     layer_seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def matrix_flops_ceilings(self) -> dict[str, float]:
+        """Dtype -> floating-point operations per second of all devices."""
+        count = num_limited_devices(self.plan)
+        return {name: count * speed for name, speed in self.ceilings.matrix_flops_per_second.items()}
 
     @property
     def matrix_flops_ceiling(self) -> float:

@@ -20,7 +20,11 @@ from tfaccel.planning.plan import Plan
 
 logger = logging.getLogger("tfaccel")
 
-DAMAGES = (TfaccelError, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+# What reading a damaged file may raise.
+DAMAGES = (
+    *(TfaccelError, OSError, ValueError, LookupError, TypeError),
+    *(AttributeError, ArithmeticError, RecursionError, StopIteration),
+)
 _ROOFLINE_FORMAT = 1
 _Kept = TypeVar("_Kept")
 
