@@ -55,6 +55,7 @@ class Case:
         choices: field -> its choice; the placement of the replicas is always included.
         step_operations: floating-point operations of an optimizer step's matrix products and convolutions; None if
             unknown.
+        cost: how far the choices are from the first of each, by which plans are ranked.
     """
 
     hardware: Hardware
@@ -62,6 +63,7 @@ class Case:
     fixed: Mapping[str, Any]
     choices: Mapping[str, Choice]
     step_operations: int | None = None
+    cost: int = 0
 
     def __getitem__(self, field: str) -> Any:
         """The value decided for a field."""
@@ -219,9 +221,8 @@ def strategy_rule(hardware: Hardware, device_set: DeviceSet, num_workers: int, n
 
 def logical_cpus_rule(device_set: DeviceSet) -> Choice:
     """One logical CPU for each replica on the CPU."""
-    if device_set.num_logical_cpus == 1:
-        return Choice(1, "The CPU is one device.")
-    return Choice(device_set.num_logical_cpus, "One logical device for each replica on the CPU.")
+    count = device_set.num_logical_cpus
+    return Choice(count, "The CPU is one device." if count == 1 else "One logical device for each replica on the CPU.")
 
 
 def tpu_rule(hardware: Hardware, device_set: DeviceSet) -> Choice:
