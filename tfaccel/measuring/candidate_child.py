@@ -318,16 +318,13 @@ class StepTime:
     batch_size: int
 
 
-def measured_steps(
-    task: Mapping[str, Any], plans: Mapping[str, Plan], *, limit_seconds: float, num_windows: int = _NUM_WINDOWS
-) -> dict[str, StepTime]:
+def measured_steps(task: Mapping[str, Any], plans: Mapping[str, Plan], *, limit_seconds: float) -> dict[str, StepTime]:
     """Measures plans of one workload in turn, window by window, each in a process of its own.
 
     Args:
         task: see `tfaccel.measuring.workload_task.make_task`.
         plans: name -> plan.
         limit_seconds: time limit for building a model, and for each window.
-        num_windows: of each plan, of about 0.3 seconds, without the warm-up.
 
     Returns:
         name -> time.
@@ -348,7 +345,7 @@ def measured_steps(
                 warm = child.warm_up(_FIRST_STEPS)
                 lengths[name] = max(1, math.ceil(_WINDOW_SECONDS * warm.num_steps / warm.seconds))
                 child.warm_up(lengths[name])
-            for _ in range(num_windows):
+            for _ in range(_NUM_WINDOWS):
                 for name, child in children.items():
                     child.window(lengths[name])
             return {name: _get_time(child) for name, child in children.items()}

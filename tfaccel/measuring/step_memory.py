@@ -17,7 +17,6 @@ from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfaccel.errors import PlanError
@@ -127,9 +126,10 @@ class _TracedStep:
                         self._traces[factor * plan.micro_batch_size] = read(factor * plan.micro_batch_size)
         optimizers = list(get_optimizers(model).values())
         tables = [layer.embeddings for layer in get_embeddings(model) if layer.trainable]
-        slots = [_get_slots(one, table) for one in map(inner_optimizer, optimizers) for table in tables]
+        inner = list(map(inner_optimizer, optimizers))
+        slots = [get_slots(one, table) for one in inner for table in tables if knows(one, table)]
         leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
-        self.optimizer = ", ".join(type(inner_optimizer(one)).__name__ for one in optimizers) or "none"
+        self.optimizer = ", ".join(type(one).__name__ for one in inner) or "none"
         self.num_parameters = sum(math.prod(variable.shape) for variable in model.trainable_variables)
         self.weights_bytes = _count_bytes(model.variables)
         self.gradients_bytes = _count_bytes(model.trainable_variables)
@@ -157,10 +157,6 @@ class _TracedStep:
             return self._traces[batch_size]
         (first, small), (second, large) = list(self._traces.items())[-2:]
         return small.toward(large, (batch_size - first) / (second - first))
-
-
-def _get_slots(optimizer: keras.optimizers.Optimizer, table: keras.Variable) -> list[keras.Variable]:
-    return get_slots(optimizer, table) if knows(optimizer, table) else []
 
 
 def _count_bytes(variables: Iterable[Any]) -> int:

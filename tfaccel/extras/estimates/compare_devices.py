@@ -17,7 +17,7 @@ from tfaccel.extras.estimates.device_comparison import (
     gpu_step,
     known_gpu,
 )
-from tfaccel.extras.estimates.estimate_scaling import StepFacts, step_facts
+from tfaccel.extras.estimates.estimate_scaling import LIMIT_SECONDS, StepFacts, step_facts
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Device, Hardware
 from tfaccel.measuring.candidate_child import StepTime, measured_steps
@@ -30,7 +30,6 @@ from tfaccel.planning.plan_cache import cached_plan
 from tfaccel.planning.workload import Workload
 from tfaccel.short_repr import noun
 
-LIMIT_SECONDS = 120.0
 _SEED = 0
 
 Progress = Callable[[str], None]
@@ -124,7 +123,7 @@ def compare_devices(
     else:
         gpu_peaks(gpu)  # before the model is built
         progress("counting the operations of the training step")
-        facts = step_facts(task, gpu_plan, limit_seconds=LIMIT_SECONDS)
+        facts = step_facts(task, gpu_plan)
         gpu_time = estimated_gpu(gpu, gpu_plan, facts, assume, cpu.start_seconds)
     return DeviceComparison(
         workload=made.name,
