@@ -39,8 +39,8 @@ def check_plotly() -> None:
     Example:
         >>> check_plotly()
     """
-    for package, module in (("plotly", "plotly"), ("jinja2", "jinja2")):
-        if find_spec(module) is None:
+    for package in ("plotly", "jinja2"):
+        if find_spec(package) is None:
             raise VersionError(
                 f"A report needs `{package}`, which is not installed. Install it: pip install 'tfaccel[report]'"
             )
