@@ -62,10 +62,10 @@ def candidate_plans(
     fixed = checked_fields(fixed, hardware)
     if "dtype_policy" in fixed and isinstance(workload.build_model, RebuiltModel):
         workload.build_model.check_dtype_policy(fixed["dtype_policy"])
-    given: Any = {"hardware": hardware, "workload": workload, "fixed": fixed, "step_operations": step_operations}
+    case = Case(hardware=hardware, workload=workload, fixed=fixed, choices={}, step_operations=step_operations)
     cases = [
-        Case(**given, choices=placement, cost=rank * _PLACEMENT_COST)
-        for rank, placement in enumerate(placements(hardware, workload, fixed, training_bytes))
+        replace(case, choices=placement, cost=rank * _PLACEMENT_COST)
+        for rank, placement in enumerate(placements(case, training_bytes))
     ]
     for name in dict.fromkeys([*_COMBINED, *RULES, *(name for name, one in SETTINGS.items() if one.reason)]):
         cost = 1 if name in _COMBINED else _SINGLE_COST
