@@ -61,7 +61,7 @@ def curve_blocks(runs: Sequence[RunRecord]) -> list[Block]:
         _metric_chart(metric, some, of=of, is_one=len(runs) == 1)
         for metric in metrics
         for of, some in _by_workload(runs)
-        if any(_has_metric(run, metric) for _, run in some)
+        if any(not {metric, f"{VALIDATION}{metric}"}.isdisjoint(run.fields()) for _, run in some)
     ]
     return [*blocks, *(_values_table(run) for run in runs if run.rows)] if metrics else []
 
@@ -72,10 +72,6 @@ def _by_workload(runs: Sequence[RunRecord]) -> list[tuple[str, Numbered]]:
     for number, run in enumerate(runs):
         groups.setdefault(run.workload, []).append((number, run))
     return [(f": {workload or 'unknown workload'}" * (len(groups) > 1), some) for workload, some in groups.items()]
-
-
-def _has_metric(run: RunRecord, metric: str) -> bool:
-    return not {metric, f"{VALIDATION}{metric}"}.isdisjoint(run.fields())
 
 
 def _metric_chart(metric: str, runs: Numbered, *, of: str, is_one: bool) -> Chart:

@@ -110,7 +110,8 @@ def find_fastest(
         report = search.report()
         command = train_command(workload, options, report.plan, rules=default_plan(hardware, made))
         report = replace(report, command=command)
-        is_more = search.has_earlier if earlier is not None else not _is_complete(known)
+        replaces_complete = known is not None and bool(known.report.get("complete", True))
+        is_more = search.has_earlier if earlier is not None else not replaces_complete
         if elsewhere or not (report.complete or is_more):
             return report
         file = keep_plan(hardware, made, key, report.plan, speedup=report.speedup, report=report.to_json())
@@ -150,11 +151,6 @@ def _check_one_worker(hardware: Hardware) -> None:
             f"{cluster.num_workers} workers ({cluster.source}). Measure where there is no cluster, and pass the fields "
             "that helped to all workers: --dtype_policy=..., --set=fused_kernels=on"
         )
-
-
-def _is_complete(known: CachedPlan | None) -> bool:
-    """Whether a search that came to an end is kept, which an interrupted one must not replace."""
-    return known is not None and bool(known.report.get("complete", True))
 
 
 def _read_report(known: CachedPlan) -> Report | None:

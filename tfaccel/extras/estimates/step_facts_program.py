@@ -32,7 +32,10 @@ def _send_facts(connection: Connection, task: dict[str, Any]) -> None:
         model = built_model(workload, plan, spec)
         facts: dict[str, Any] = {
             "gradient_bytes": [math.prod(one.shape) * tf.as_dtype(one.dtype).size for one in model.trainable_variables],
-            "batch_bytes": sum(_batch_bytes(one) for one in keras.tree.flatten(spec)),
+            "batch_bytes": sum(
+                math.prod(1 if length is None else length for length in one.shape) * one.dtype.size
+                for one in keras.tree.flatten(spec)
+            ),
         }
         try:
             cost = train_step_cost(get_engine(model), spec, rows=size)
@@ -44,8 +47,3 @@ def _send_facts(connection: Connection, task: dict[str, Any]) -> None:
         except TfaccelError as error:
             facts["uncounted"] = str(error)
     connection.send({"event": "counted", "facts": facts})
-
-
-def _batch_bytes(spec: Any) -> int:
-    shape = [1 if size is None else size for size in spec.shape.as_list()]
-    return math.prod(shape) * spec.dtype.size
