@@ -73,10 +73,8 @@ def _not_completed(trials: Sequence[TrialRow]) -> str:
 
 def _cards(run: RunRecord) -> tuple[Card, ...]:
     on = "final" if run.result is not None else "last epoch"
-    metrics = sorted(run.final.items(), key=lambda item: item[0].endswith("loss"))[
-        :_MAX_METRICS
-    ]  # others before losses
-    cards = [Card(label=name, value=value_text(name, value), note=on) for name, value in metrics]
+    metrics = sorted(run.final.items(), key=lambda item: item[0].endswith("loss"))  # others before losses
+    cards = [Card(label=name, value=value_text(name, value), note=on) for name, value in metrics[:_MAX_METRICS]]
     if run.result is not None:
         rate = run.result.examples_per_second
         if rate > 0:

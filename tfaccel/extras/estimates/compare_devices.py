@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from tfaccel.extras.estimates.device_comparison import (
     gpu_step,
     known_gpu,
 )
-from tfaccel.extras.estimates.estimate_scaling import LIMIT_SECONDS, StepFacts, step_facts
+from tfaccel.extras.estimates.estimate_scaling import LIMIT_SECONDS, Progress, StepFacts, step_facts
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Device, Hardware
 from tfaccel.measuring.candidate_child import StepTime, measured_steps
@@ -31,8 +31,6 @@ from tfaccel.planning.workload import Workload
 from tfaccel.short_repr import noun
 
 _SEED = 0
-
-Progress = Callable[[str], None]
 
 
 @noun(error=PlanError)
