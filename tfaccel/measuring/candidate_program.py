@@ -58,13 +58,12 @@ def _measure(connection: Connection, task: dict[str, Any]) -> None:
         connection.send({"event": "built", "seconds": time.perf_counter() - started, **built})
         while (order := connection.recv()) is not None:
             if order == "cost":
-                connection.send({"event": "cost", **_cost(steps)})
-                continue
-            if order == "layer seconds":
-                connection.send({"event": "layer seconds", "seconds": steps.layer_seconds(_TRACED_STEPS)})
-                continue
-            window = steps.window(order)
-            connection.send({"event": "window", **asdict(window), "peak_bytes": peak_bytes(plan)})
+                answer = _cost(steps)
+            elif order == "layer seconds":
+                answer = {"seconds": steps.layer_seconds(_TRACED_STEPS)}
+            else:
+                answer = {**asdict(steps.window(order)), "peak_bytes": peak_bytes(plan)}
+            connection.send({"event": "answer", **answer})
         steps.close()
 
 

@@ -129,19 +129,18 @@ def measure_ceilings(
                 raise PlanError(f"The machine's limits could not be measured: {message['cause']}")
             if message["event"] == "measured":
                 on_progress(f"matrix products in {message['what']}: {message['value'] / 1e9:,.0f} GFLOP/s")
-                continue
-            if message["event"] == "disturbed":
+            elif message["event"] == "disturbed":
                 disturbed.append(message["what"])
                 on_progress(_DISTURBED.format(message["what"], 100 * message["value"]))
-                continue
-            on_progress(f"memory: {message['bytes_per_second'] / 1e9:,.1f} GB/s")
-            return MachineCeilings(
-                device=plan.devices[0].partition(":")[0],
-                matrix_flops_per_second=message["matrix_flops_per_second"],
-                bytes_per_second=message["bytes_per_second"],
-                measured=today(),
-                disturbed=tuple(disturbed),
-            )
+            else:
+                on_progress(f"memory: {message['bytes_per_second'] / 1e9:,.1f} GB/s")
+                return MachineCeilings(
+                    device=plan.devices[0].partition(":")[0],
+                    matrix_flops_per_second=message["matrix_flops_per_second"],
+                    bytes_per_second=message["bytes_per_second"],
+                    measured=today(),
+                    disturbed=tuple(disturbed),
+                )
     finally:
         if child.status is None:
             server.kill(child)
@@ -158,10 +157,9 @@ def _measure(connection: Connection, order: dict[str, Any]) -> None:
     plan = Plan.from_json(order)
     on_gpu = plan.devices[0].startswith("GPU")
     num_threads = plan.intra_op_threads or len(os.sched_getaffinity(0))
-    device = "/GPU:0" if on_gpu else "/CPU:0"
     sizes = _GPU_SIZES if on_gpu else _CPU_SIZES
     speeds: dict[str, float] = {}
-    with Runtime(plan, seed=0), tf.device(device):
+    with Runtime(plan, seed=0), tf.device("/GPU:0" if on_gpu else "/CPU:0"):
         for name in ("float32", *((TENSOR_FLOAT_32,) if on_gpu else ()), "bfloat16", "float16"):
             use_tensor_float_32(name != "float32")
             started, cpu_started = time.perf_counter(), time.process_time()
@@ -170,8 +168,7 @@ def _measure(connection: Connection, order: dict[str, Any]) -> None:
             busy = (time.process_time() - cpu_started) / (time.perf_counter() - started) / num_threads
             if not on_gpu and busy < _UNDISTURBED_FROM:
                 connection.send({"event": "disturbed", "what": name, "value": busy})
-        num_bytes = _GPU_COPY_BYTES if on_gpu else _CPU_COPY_BYTES
-        bandwidth = _copy_speed(num_bytes)
+        bandwidth = _copy_speed(_GPU_COPY_BYTES if on_gpu else _CPU_COPY_BYTES)
     connection.send({"event": "done", "matrix_flops_per_second": speeds, "bytes_per_second": bandwidth})
 
 

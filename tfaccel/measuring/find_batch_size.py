@@ -306,7 +306,8 @@ class BatchSearch:
         best, num_steps = self._best, steps_of_window(child)
         for _ in range(_ROUNDS):
             child.window(num_steps)
-        speedup = None if best is None else self._speed_against(best, child)
+        rates = [one.candidate.examples_per_second if one else None for one in (child, best)]
+        speedup = rates[0] / rates[1] if rates[0] and rates[1] else None
         child.candidate = replace(child.candidate, speedup=speedup)
         self._note_speed(child, speedup)
         if self._fits(child) and (speedup is None or _is_faster(child, speedup, best)):
@@ -321,10 +322,6 @@ class BatchSearch:
         elif speedup is not None:
             best = self._relative_speeds.get(self._best.candidate.plan.replica_batch_size, 1.0)
             self._relative_speeds[size] = speedup * best
-
-    def _speed_against(self, best: CandidateChild, child: CandidateChild) -> float | None:
-        rates = [one.candidate.examples_per_second for one in (child, best)]
-        return rates[0] / rates[1] if rates[0] and rates[1] else None
 
     def _limit_beside_best(self, expected: int | None) -> int | None:
         """The limit for a new process on the CPU; ends that of the best size if both might not fit together.

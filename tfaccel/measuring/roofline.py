@@ -116,13 +116,13 @@ def _measured(
     step_seconds = statistics.median(window.seconds / window.num_steps for window in windows)
     on_progress(f"a step takes {1e3 * step_seconds:,.3g} ms")
     busy = _mean(windows, lambda one: one.gpu_utilization)
+    cores = _mean(windows, lambda one: (one.cpu_seconds or 0.0) / one.seconds) or 0.0
     waits = _mean(windows, lambda one: None if one.waited_seconds is None else one.waited_seconds / one.seconds)
     plan = child.candidate.plan
     if plan.devices[0].startswith("GPU") and waits is not None:  # an upper bound: a GPU that computes does not wait
         waits = None if busy is None else min(waits, 1 - busy)
     computed = step_seconds * (1 - min(1.0, max(0.0, waits or 0.0)))
     traced = sum(times.values())  # the profiler makes steps slower
-    cores = max(1, hardware.num_usable_cores)
     return Roofline(
         workload=workload.name,
         plan=plan,
@@ -131,7 +131,7 @@ def _measured(
         step_seconds=step_seconds,
         layer_seconds={name: seconds * computed / traced for name, seconds in times.items()},
         input_wait_share=None if waits is None else min(1.0, max(0.0, waits)),
-        cpu_utilization=(_mean(windows, lambda one: (one.cpu_seconds or 0.0) / one.seconds) or 0.0) / cores,
+        cpu_utilization=cores / hardware.num_usable_cores,
         gpu_utilization=busy,
     )
 
@@ -277,21 +277,17 @@ class Roofline(SavedRecord):
     @property
     def text(self) -> str:
         """The verdict in a sentence, or two if the limits are in doubt."""
-        return f"{self._verdict} {self.ceilings.doubt}".rstrip()
-
-    @property
-    def _verdict(self) -> str:
         limits = f"MFU {self.mfu:.2f}, memory at {100 * self.memory_share:.0f} % of its speed"
+        verdict = f"Bound by {self.bound}: {limits}."
         if self.bound == "input":
-            return (
-                f"Bound by input: {100 * (self.input_wait_share or 0):.0f} % of the step time is spent waiting for it."
-            )
-        if self.bound == "host":
-            return (
+            share = self.input_wait_share or 0
+            verdict = f"Bound by input: {100 * share:.0f} % of the step time is spent waiting for it."
+        elif self.bound == "host":
+            verdict = (
                 f"Bound by the host: arithmetic and memory explain {100 * self.limit_share:.0f} % of the step time "
                 f"({limits}). The rest is spent on launching operations, and on operations too small to be fast."
             )
-        return f"Bound by {self.bound}: {limits}."
+        return f"{verdict} {self.ceilings.doubt}".rstrip()
 
     def layers(self) -> list[LayerLimit]:
         """The limit of each row of the cost."""

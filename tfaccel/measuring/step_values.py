@@ -228,7 +228,8 @@ class _Reader:
                 tf.variant,
             )
             shape = self._shape(tensor, operation, name) if takes_memory else (0,)
-            made.append(_Found(shape, _item_bytes(tensor), layer, layer, is_late=is_late, is_gradient=is_gradient))
+            item_bytes = STRING_BYTES if tensor.dtype == tf.string else int(tensor.dtype.size or 0)
+            made.append(_Found(shape, item_bytes, layer, layer, is_late=is_late, is_gradient=is_gradient))
         if kind in _ITEM_ADDED:
             (given if kind in _SAME_MEMORY else made)[0].items.append(given[_ITEM_ADDED[kind]])
         if kind == "TensorListGetItem" and given[0].items:  # a slice of the tensor that was made a list
@@ -293,10 +294,6 @@ class _Reader:
 
 def _known_shape(tensor: Any) -> tuple[int, ...] | None:
     return tuple(tensor.shape.as_list()) if tensor.shape.is_fully_defined() else None
-
-
-def _item_bytes(tensor: Any) -> int:
-    return STRING_BYTES if tensor.dtype == tf.string else int(tensor.dtype.size or 0)
 
 
 def _is_constant(operation: Any) -> bool:
