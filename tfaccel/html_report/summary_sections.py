@@ -269,12 +269,8 @@ def environment_blocks(runs: Sequence[RunRecord]) -> list[Block]:
     found = [dict(rows) for rows in columns]
     names = list(dict.fromkeys(name for one in found for name in one))
     headings = [", ".join(of) if len(columns) > 1 else "value" for of in columns.values()]
-    table = Table(
-        caption="Where it was trained",
-        headings=("property", *headings),
-        rows=tuple((name, *(one.get(name, NONE) for one in found)) for name in names),
-    )
-    return [table]
+    properties = tuple((name, *(one.get(name, NONE) for one in found)) for name in names)
+    return [Table(caption="Where it was trained", headings=("property", *headings), rows=properties)]
 
 
 def _machine(hardware: Mapping[str, Any]) -> list[tuple[str, str]]:

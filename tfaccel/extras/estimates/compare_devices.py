@@ -215,11 +215,8 @@ def get_gpu(hardware: Hardware | None, here: Hardware) -> tuple[Device, bool]:
 def _measured(
     task: Mapping[str, Any], cpu: Plan, gpu: Plan | None, given: ComparisonOptions, progress: Progress
 ) -> dict[str, StepTime]:
-    plans = {}
-    if given.cpu_step_seconds is None:
-        plans["cpu"] = cpu
-    if gpu is not None and given.gpu_step_seconds is None:
-        plans["gpu"] = gpu
+    known = {"cpu": (cpu, given.cpu_step_seconds), "gpu": (gpu, given.gpu_step_seconds)}
+    plans = {name: plan for name, (plan, seconds) in known.items() if plan is not None and seconds is None}
     if not plans:
         return {}
     progress(f"measuring the training step ({', '.join(plans)})")
