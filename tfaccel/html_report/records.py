@@ -287,30 +287,18 @@ class SearchRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompressRecord:
-    """A comparison of compressed variants.
-
-    Args:
-        name: short, and different from that of the other comparisons of the report.
-        result: the comparison.
-    """
-
-    name: str
-    result: CompressResult
-
-
-@dataclass(frozen=True, kw_only=True)
 class Records:
     """Everything that a report shows.
 
     Args:
-        runs, searches, comparisons: what the directories hold.
+        runs, searches: what the directories hold.
+        comparisons: those of compressed variants, each after a short name.
         problems: what could not be read, one line each, with the directory's name.
     """
 
     runs: tuple[RunRecord, ...]
     searches: tuple[SearchRecord, ...]
-    comparisons: tuple[CompressRecord, ...]
+    comparisons: tuple[tuple[str, CompressResult], ...]
     problems: tuple[str, ...]
 
 
@@ -321,7 +309,7 @@ def find_records(run_dirs: Sequence[str | os.PathLike[str]]) -> Records:
     paths = list({path.resolve(): path for path in map(_checked, run_dirs)}.values())
     runs: list[RunRecord] = []
     searches: list[SearchRecord] = []
-    comparisons: list[CompressRecord] = []
+    comparisons: list[tuple[str, CompressResult]] = []
     problems: list[str] = []
     for path, name in zip(paths, _names(paths), strict=True):
         found: list[str] = []
@@ -334,8 +322,8 @@ def find_records(run_dirs: Sequence[str | os.PathLike[str]]) -> Records:
         elif _is_run(path):
             runs.append(read_run(path, name))
         for folder in (path, path / _COMPRESSED):
-            if _is_comparison(folder):
-                comparisons += _read_comparison(folder, name, found)
+            if _is_comparison(folder) and (result := _read_comparison(folder, found)) is not None:
+                comparisons.append((name, result))
         problems += [f"{name}: {problem}" for problem in found]
     problems += [f"{run.name}: {problem}" for run in runs for problem in run.problems]
     return Records(runs=tuple(runs), searches=tuple(searches), comparisons=tuple(comparisons), problems=tuple(problems))
@@ -443,10 +431,9 @@ def _get_objective(config: dict[str, Any], rows: Sequence[TrialRow]) -> Objectiv
     return Objective((("score", "max"),))
 
 
-def _read_comparison(folder: Path, name: str, problems: list[str]) -> list[CompressRecord]:
+def _read_comparison(folder: Path, problems: list[str]) -> CompressResult | None:
     data, what = read_mapping(folder / "report.json", problems), "report.json is not the result of `tfaccel compress`"
-    result = _undamaged(lambda: _get_comparison(data), problems, what, with_type=True) if data else None
-    return [] if result is None else [CompressRecord(name=name, result=result)]
+    return _undamaged(lambda: _get_comparison(data), problems, what, with_type=True) if data else None
 
 
 def _get_comparison(data: Mapping[str, Any]) -> CompressResult:

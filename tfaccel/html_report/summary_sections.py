@@ -58,8 +58,8 @@ def summary_blocks(records: Records) -> list[Block]:
             names = ", ".join(search.result.objective.names)
             text = f"{text} Best: trial {best.trial_id}, {names}{score}."
         blocks.append(Message(lines=(text,), badge=f"search {search.name}"))
-    for comparison in records.comparisons:
-        blocks.append(Message(lines=tuple(comparison.result.summary()), badge=f"compressed {comparison.name}"))
+    for name, comparison in records.comparisons:
+        blocks.append(Message(lines=tuple(comparison.summary()), badge=f"compressed {name}"))
     if records.problems:
         blocks.append(Message(lines=records.problems, tone="warning", badge="left out"))
     return blocks
