@@ -32,7 +32,6 @@ from tfaccel.html_report.records import Records, RunRecord
 from tfaccel.planning.plan import plan_field_names
 from tfaccel.training.verdict import SOUND, UNKNOWN
 from tfaccel.tuning.objective import infer_direction
-from tfaccel.tuning.search_result import TrialRow
 
 _PARTS = ("options", "built")  # of a run's config
 _ABSENT = object()  # a setting that a run does not have
@@ -52,7 +51,9 @@ def summary_blocks(records: Records) -> list[Block]:
     for search in records.searches:
         best, ended = search.result.best, "" if search.is_finished else " The search has not ended."
         by = search.result.algorithm or "an unknown algorithm"
-        text = f"{len(search.result.rows)} trials by {by}{_not_completed(search.result.rows)}.{ended}"
+        counts = Counter(trial.status for trial in search.result.rows)
+        lost = "".join(f", {counts[status]} {status}" for status in ("failed", "pruned") if counts[status])
+        text = f"{len(search.result.rows)} trials by {by}{lost}.{ended}"
         if best is not None:
             score = "" if len(search.result.objective.parts) > 1 else f" {value_text('', best.score)}"
             names = ", ".join(search.result.objective.names)
@@ -63,12 +64,6 @@ def summary_blocks(records: Records) -> list[Block]:
     if records.problems:
         blocks.append(Message(lines=records.problems, tone="warning", badge="left out"))
     return blocks
-
-
-def _not_completed(trials: Sequence[TrialRow]) -> str:
-    """How many trials failed or were pruned, after their number."""
-    counts = Counter(trial.status for trial in trials)
-    return "".join(f", {counts[status]} {status}" for status in ("failed", "pruned") if counts[status])
 
 
 def _cards(run: RunRecord) -> tuple[Card, ...]:

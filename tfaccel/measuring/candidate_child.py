@@ -60,7 +60,8 @@ class TimedChild:
         limit_seconds: time limit for building, and for each window; it may be changed.
 
     Attributes:
-        built: what the program said of its model, once it is built.
+        built: what the program said of its model, once it is built, such as "depends_on_micro_batches": what changes
+            with them, if its plan has some.
         peak_bytes: its peak memory so far; None if unknown.
         last_window: the newest window, whether it counted or not.
     """
@@ -178,7 +179,6 @@ class CandidateChild(TimedChild):
 
     Attributes:
         candidate: what was measured so far.
-        depends_on_micro_batches: what micro-batches change, if its plan has some; empty if nothing.
         start_seconds: how long `build` waited for the process, and for the server to load TensorFlow if it is new.
     """
 
@@ -193,7 +193,6 @@ class CandidateChild(TimedChild):
         marks_layers: bool = False,
     ) -> None:
         self.candidate = Candidate(plan=plan, axis=axis)
-        self.depends_on_micro_batches = ""
         self._first: TimedWindow | None = None
         self.start_seconds = 0.0
         task = {**task, "plan": plan.to_json(), "marks_layers": marks_layers}
@@ -206,7 +205,6 @@ class CandidateChild(TimedChild):
         began = time.monotonic()
         self._first = first = super().build(num_steps)
         self.start_seconds = max(0.0, time.monotonic() - began - self.built["seconds"] - first.seconds)
-        self.depends_on_micro_batches = self.built["depends_on_micro_batches"]
         self.candidate = replace(self.candidate, build_seconds=self.built["seconds"], first_step_seconds=first.seconds)
         return first
 

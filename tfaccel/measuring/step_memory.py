@@ -99,6 +99,7 @@ class _TracedStep:
     A model that accepts no other batch size is traced for the plan's alone.
 
     Attributes:
+        traces: batch size -> the values of the step that was traced for it.
         optimizer: the name of the optimizer's class.
         num_parameters: trainable parameters.
         weights_bytes, gradients_bytes, optimizer_bytes, embedding_bytes, embedding_slots_bytes: as in `MemoryEstimate`.
@@ -119,11 +120,11 @@ class _TracedStep:
                 stack.enter_context(recomputed_blocks(model))
             if plan.logit_chunks > 1:
                 stack.enter_context(logits_in_chunks(model, num_chunks=plan.logit_chunks, trains=False))
-            self._traces = {plan.micro_batch_size: read(plan.micro_batch_size)}
+            self.traces = {plan.micro_batch_size: read(plan.micro_batch_size)}
             with contextlib.suppress(Exception):  # whatever a model with a fixed batch size raises
                 for factor in (2, 4):  # small tensors may be made in another way
                     if not self.has_any_size:
-                        self._traces[factor * plan.micro_batch_size] = read(factor * plan.micro_batch_size)
+                        self.traces[factor * plan.micro_batch_size] = read(factor * plan.micro_batch_size)
         optimizers = list(get_optimizers(model).values())
         tables = [layer.embeddings for layer in get_embeddings(model) if layer.trainable]
         inner = list(map(inner_optimizer, optimizers))
@@ -141,21 +142,16 @@ class _TracedStep:
         )
 
     @property
-    def sizes(self) -> list[int]:
-        """The batch sizes for which it was traced."""
-        return list(self._traces)
-
-    @property
     def has_any_size(self) -> bool:
         """Whether the values for any batch size can be derived: those of the last two differ only in their shapes."""
-        last = list(self._traces.values())[-2:]
+        last = list(self.traces.values())[-2:]
         return len(last) == 2 and last[0].is_like(last[1])
 
     def values(self, batch_size: int) -> StepValues:
         """The values for a batch size: one that was traced, or any, if `has_any_size`."""
-        if batch_size in self._traces:
-            return self._traces[batch_size]
-        (first, small), (second, large) = list(self._traces.items())[-2:]
+        if batch_size in self.traces:
+            return self.traces[batch_size]
+        (first, small), (second, large) = list(self.traces.items())[-2:]
         return small.toward(large, (batch_size - first) / (second - first))
 
 
@@ -262,7 +258,7 @@ class _Sizes:
                 f"A replica batch size must be at least 1, and divisible by accumulation_steps. Received: {size}, "
                 f"accumulation_steps={steps}."
             )
-        if not self._step.has_any_size and size // steps not in self._step.sizes:
+        if not self._step.has_any_size and size // steps not in self._step.traces:
             raise PlanError(
                 f"The training step cannot be traced for batches of {2 * self._plan.micro_batch_size} rows, or is "
                 f"another one then: only {self._plan.replica_batch_size} rows can be estimated. Received: {size}."
@@ -279,7 +275,7 @@ class _Sizes:
 
     def _notes(self) -> list[str]:
         notes = []
-        num_unknown = max(self._step.values(size).num_unknown for size in self._step.sizes)
+        num_unknown = max(values.num_unknown for values in self._step.traces.values())
         if self._plan.devices_per_replica > 1:
             notes.append(
                 f"This is for the whole model on one device; its {self._plan.devices_per_replica} stages share it."

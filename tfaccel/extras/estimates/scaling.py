@@ -289,14 +289,8 @@ def scaling_figure(estimate: ScalingEstimate, *, measured: Mapping[int, Sequence
     figure = new_figure(800, 420)
     rates, shares = figure.subplots(1, 2)
     rates.plot(numbers, [first * number for number in numbers], color=GREY, linestyle="--", label="linear")
-    rates.plot(
-        numbers,
-        [row.examples_per_second for row in estimate.rows],
-        color=BLUE,
-        marker="o",
-        markersize=4,
-        label="predicted",
-    )
+    predicted = [row.examples_per_second for row in estimate.rows]
+    rates.plot(numbers, predicted, color=BLUE, marker="o", markersize=4, label="predicted")
     for number, found in (measured or {}).items():
         rates.plot([number] * len(found), found, "x", color=ORANGE, label="measured")
     shares.plot(numbers, [100 * row.efficiency for row in estimate.rows], color=BLUE, marker="o", markersize=4)
