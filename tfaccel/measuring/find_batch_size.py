@@ -217,8 +217,9 @@ class BatchSearch:
             failed = replace(candidate, failure=text)
             self._note(BatchTrial(candidate=failed, fits=False, estimated_bytes=expected, was_tried=False))
             return False
-        self._check_time()
         began = time.monotonic()
+        if self._options.budget_seconds - (began - self._began) < self._longest_seconds:
+            raise SearchEnded(f"The time was spent (budget_seconds={self._options.budget_seconds:g}).")
         server, limit = self._servers.of(plan), self._options.limit_seconds
         task = {**self._task, "memory_limit_bytes": self._limit_beside_best(expected)}
         child = CandidateChild(server, task, plan, candidate.axis, limit_seconds=limit)
@@ -344,11 +345,6 @@ class BatchSearch:
         if self._best is not None and self._best_runs:
             self._best.end()
         self._best_runs = False
-
-    def _check_time(self) -> None:
-        left = self._options.budget_seconds - (time.monotonic() - self._began)
-        if left < self._longest_seconds:
-            raise SearchEnded(f"The time was spent (budget_seconds={self._options.budget_seconds:g}).")
 
     def _note(self, trial: BatchTrial) -> None:
         trial = replace(trial, relative_speed=self._relative_speeds.get(trial.replica_batch_size))

@@ -94,10 +94,7 @@ def jit_compile(case: Case) -> list[Choice]:
             Choice(False, "Without XLA, for models that it does not make faster or cannot compile."),
         ]
     return [
-        Choice(
-            False,
-            "On CPUs XLA gave 0.5 (convolutions) to 2 times (dense layers) the speed: off until measured.",
-        ),
+        Choice(False, "On CPUs XLA gave 0.5 (convolutions) to 2 times (dense layers) the speed: off until measured."),
         Choice(True, "XLA fuses operations; faster for dense layers, slower for convolutions on CPUs."),
     ]
 

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from tfaccel.errors import HardwareError, PlanError
 from tfaccel.hardware.hardware import Device
@@ -83,7 +83,7 @@ class DeviceTime(Record):
 
 
 @noun
-class DeviceComparison:
+class DeviceComparison(Record):
     """The times of a workload on a CPU and on a GPU.
 
     Args:
@@ -107,6 +107,8 @@ class DeviceComparison:
         >>> compared(time("cpu", 1.0, 5.0), time("gpu", 2.0, 0.0)).max_gpu_examples
         4
     """
+
+    _ignores_others = True
 
     workload: str
     epochs: int
@@ -154,12 +156,6 @@ class DeviceComparison:
             "max_gpu_examples": self.max_gpu_examples,
             "gpu_pays": None if self.num_examples is None else self.gpu_pays,
         }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The comparison from its `to_json` data."""
-        times = {kind: DeviceTime.from_json(data[kind]) for kind in ("cpu", "gpu")}
-        return cls(workload=data["workload"], epochs=data["epochs"], num_examples=data["num_examples"], **times)
 
     @property
     def gpu_pays(self) -> bool:
