@@ -105,13 +105,13 @@ def test_a_size_without_time_has_no_speed(search):
 
 def test_what_bounds_the_search_is_named():
     given = BatchOptions(max_replica_batch_size=96)
-    assert "max_replica_batch_size=96 (--max_replica_batch_size)" in batch_bound(PLAN, given, None).reason
-    assert "max_replica_batch_size=96" in batch_bound(PLAN, given, 4096).reason
-    assert batch_bound(PLAN, given, 50).reason == "No larger batch is possible: an epoch has 50 examples."
+    assert "max_replica_batch_size=96 (--max_replica_batch_size)" in batch_bound(PLAN, given, None)[1]
+    assert "max_replica_batch_size=96" in batch_bound(PLAN, given, 4096)[1]
+    assert batch_bound(PLAN, given, 50)[1] == "No larger batch is possible: an epoch has 50 examples."
     two = Plan(strategy="mirrored", devices=("GPU:0", "GPU:1"), global_batch_size=8, accumulation_steps=4)
-    found = batch_bound(two, BatchOptions(), 50)
-    assert found.micro_batch_size == 6
-    assert found.reason.endswith("an epoch has 50 examples, for 2 replicas.")
+    micro_batch_size, reason = batch_bound(two, BatchOptions(), 50)
+    assert micro_batch_size == 6
+    assert reason.endswith("an epoch has 50 examples, for 2 replicas.")
     with pytest.raises(PlanError, match=r"An epoch has fewer examples than the smallest batch: 4 per replica and step"):
         batch_bound(two, BatchOptions(), 7)
     with pytest.raises(PlanError, match=r"must be at least accumulation_steps=4\. Received: max_replica_batch_size=3"):

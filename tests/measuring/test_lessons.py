@@ -9,9 +9,10 @@ from tfaccel.hardware.hardware import Hardware
 from tfaccel.measuring.lessons import Lessons
 from tfaccel.measuring.report import FIRST_PLAN, Candidate, MeasureOptions, Report
 from tfaccel.measuring.search_limits import SearchLimits
+from tfaccel.planning.cache import cache_file
 from tfaccel.planning.moves import Move
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.plan_cache import keep_plan, plans_dir
+from tfaccel.planning.plan_cache import keep_plan
 from tfaccel.planning.workload import Workload
 
 PLAIN = Plan(strategy="none", devices=("CPU:0",), global_batch_size=8)
@@ -83,8 +84,8 @@ def test_kept_plans_of_this_machine_and_these_versions_teach(cache):
     entry = json.loads(stale.read_text())
     entry["key"]["versions"]["tensorflow"] = "2.0"
     stale.write_text(json.dumps(entry))
-    (plans_dir() / "damaged.json").write_text("{")
-    (plans_dir() / "list.json").write_text("[]")
+    (cache_file("plans") / "damaged.json").write_text("{")
+    (cache_file("plans") / "list.json").write_text("[]")
     lessons = Lessons.of(here)
     assert (lessons.num_searches, lessons.pays(MOVES[2])) == (1, True)
 

@@ -8,11 +8,9 @@ from tfaccel.extras.estimates.device_comparison import (
     DeviceComparison,
     DeviceTime,
     GpuAssumptions,
-    break_even_examples,
     gpu_peaks,
     gpu_step,
     known_gpu,
-    max_gpu_examples,
 )
 from tfaccel.hardware.hardware import Device
 from tfaccel.scripts.plan_compare import verdict
@@ -29,23 +27,27 @@ def time_of(kind, step_seconds, start_seconds=0.0, batch_size=10):
     )
 
 
+def compared(cpu, gpu, epochs):
+    return DeviceComparison(workload="a", epochs=epochs, num_examples=None, cpu=cpu, gpu=gpu)
+
+
 def test_break_even_by_hand():
     # 1 s per example against 0.1 s: 0.9 s gained by each, 9 s lost at the start.
     cpu, gpu = time_of("cpu", 10.0, 1.0), time_of("gpu", 1.0, 10.0)
-    assert break_even_examples(cpu, gpu, 1) == 11
+    assert compared(cpu, gpu, 1).break_even_examples == 11
     assert cpu.total_seconds(10, 1) == pytest.approx(gpu.total_seconds(10, 1))
     assert gpu.total_seconds(11, 1) < cpu.total_seconds(11, 1)
-    assert break_even_examples(cpu, gpu, 10) == 2
+    assert compared(cpu, gpu, 10).break_even_examples == 2
 
 
 def test_batches_may_differ():
     cpu, gpu = time_of("cpu", 1.0, batch_size=1), time_of("gpu", 1.0, 9.0, batch_size=10)
-    assert break_even_examples(cpu, gpu, 1) == 11
+    assert compared(cpu, gpu, 1).break_even_examples == 11
 
 
 def test_gpu_never_pays_if_its_steps_are_not_shorter():
-    assert break_even_examples(time_of("cpu", 1.0), time_of("gpu", 1.0, 5.0), 1) is None
-    assert break_even_examples(time_of("cpu", 1.0), time_of("gpu", 2.0, 5.0), 100) is None
+    assert compared(time_of("cpu", 1.0), time_of("gpu", 1.0, 5.0), 1).break_even_examples is None
+    assert compared(time_of("cpu", 1.0), time_of("gpu", 2.0, 5.0), 100).break_even_examples is None
 
 
 def test_gpu_that_starts_earlier_pays_for_few_examples_if_it_is_slower():
@@ -58,14 +60,14 @@ def test_gpu_that_starts_earlier_pays_for_few_examples_if_it_is_slower():
         "example. With 4 it pays."
     )
     assert found.to_json()["max_gpu_examples"] == 4
-    assert max_gpu_examples(cpu, gpu, 10) is None  # 0.4 examples
-    assert max_gpu_examples(gpu, cpu, 1) is None
-    never = DeviceComparison(workload="a", epochs=1, num_examples=None, cpu=gpu, gpu=cpu)
+    assert compared(cpu, gpu, 10).max_gpu_examples is None  # 0.4 examples
+    assert compared(gpu, cpu, 1).max_gpu_examples is None
+    never = compared(gpu, cpu, 1)
     assert verdict(never).startswith("The GPU takes less time from 6 examples per epoch on")
 
 
 def test_gpu_pays_at_once_if_it_starts_earlier():
-    assert break_even_examples(time_of("cpu", 1.0, 5.0), time_of("gpu", 0.5), 1) == 1
+    assert compared(time_of("cpu", 1.0, 5.0), time_of("gpu", 0.5), 1).break_even_examples == 1
 
 
 def test_comparison_says_whether_it_pays_and_survives_json():

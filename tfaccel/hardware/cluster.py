@@ -24,11 +24,8 @@ def find_cluster(machine: Machine) -> Cluster | None:
     Raises:
         HardwareError: if a source is malformed; the message quotes it.
     """
-    for find in (_from_tf_config, _from_cloud_tpu, _from_slurm, _from_kubernetes):
-        cluster = find(machine)
-        if cluster is not None:
-            return cluster
-    return None
+    sources = (_from_tf_config, _from_cloud_tpu, _from_slurm, _from_kubernetes)
+    return next((cluster for find in sources if (cluster := find(machine)) is not None), None)
 
 
 def _from_tf_config(machine: Machine) -> Cluster | None:

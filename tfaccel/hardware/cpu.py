@@ -61,16 +61,14 @@ def memory_bytes(machine: Machine) -> int:
     Raises:
         HardwareError: if the kernel does not report the size of the RAM.
     """
-    for line in (machine.read("/proc/meminfo") or "").splitlines():
-        words = line.split()
-        if words[:1] == ["MemTotal:"] and len(words) >= 2 and words[1].isdigit():
-            limit = memory_limit_bytes(machine)
-            ram = int(words[1]) * 1024
-            return ram if limit is None else min(ram, limit)
-    raise HardwareError(
-        "Cannot tell how much memory this machine has: /proc/meminfo has no MemTotal. tfaccel detects hardware on "
-        "Linux; elsewhere describe the machine in a JSON file and read it with Hardware.load."
-    )
+    ram = _number(machine.read("/proc/meminfo"), "MemTotal:")
+    if ram is None:
+        raise HardwareError(
+            "Cannot tell how much memory this machine has: /proc/meminfo has no MemTotal. tfaccel detects hardware on "
+            "Linux; elsewhere describe the machine in a JSON file and read it with Hardware.load."
+        )
+    limit = memory_limit_bytes(machine)
+    return ram * 1024 if limit is None else min(ram * 1024, limit)
 
 
 def free_memory_bytes(machine: Machine) -> int | None:
@@ -78,13 +76,10 @@ def free_memory_bytes(machine: Machine) -> int | None:
 
     It is what Linux calls available, or the rest below the cgroup's limit if that is less.
     """
-    for line in (machine.read("/proc/meminfo") or "").splitlines():
-        words = line.split()
-        if words[:1] == ["MemAvailable:"] and len(words) >= 2 and words[1].isdigit():
-            left = memory_left_bytes(machine)
-            available = int(words[1]) * 1024
-            return available if left is None else min(available, left)
-    return None
+    available, left = _number(machine.read("/proc/meminfo"), "MemAvailable:"), memory_left_bytes(machine)
+    if available is None:
+        return None
+    return available * 1024 if left is None else min(available * 1024, left)
 
 
 def resident_bytes() -> int:
@@ -146,15 +141,15 @@ def memory_left_bytes(machine: Machine) -> int | None:
             limit = (machine.read(f"{folder}/{limit_file}") or "").strip()
             usage = (machine.read(f"{folder}/{usage_file}") or "").strip()
             if limit.isdigit() and usage.isdigit():
-                kept = _field(machine.read(f"{folder}/memory.stat"), droppable)
-                left.append(max(0, int(limit) - int(usage) + kept))
+                dropped = _number(machine.read(f"{folder}/memory.stat"), droppable) or 0
+                left.append(max(0, int(limit) - int(usage) + dropped))
     return min(left, default=None)
 
 
-def _field(text: str | None, name: str) -> int:
-    """The number after a name, in lines of names and numbers; 0 if the name is missing."""
-    pairs = (line.split() for line in (text or "").splitlines())
-    return next((int(pair[1]) for pair in pairs if len(pair) == 2 and pair[0] == name and pair[1].isdigit()), 0)
+def _number(text: str | None, name: str) -> int | None:
+    """The number after a name, in lines of names and numbers; None if the name is missing."""
+    pairs = (line.split()[:2] for line in (text or "").splitlines())
+    return next((int(pair[1]) for pair in pairs if len(pair) == 2 and pair[0] == name and pair[1].isdigit()), None)
 
 
 def _ratio(quota: str, period: str) -> float | None:

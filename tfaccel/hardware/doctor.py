@@ -243,7 +243,7 @@ def in_words(data: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in data.items())
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Check(Record):
     """The result of one check.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,20 +55,19 @@ def check_machine(examination: Examination) -> Iterator[Check]:
     try:
         hardware = detect_machine(examination.machine)
         memory = f"{hardware.memory_bytes / 2**30:.1f} GiB"
-        detail = f"{hardware.cpu_model}, {hardware.num_usable_cores} threads usable, {memory}"
-        yield Check(name="machine", status="ok", detail=detail)
+        yield Check("machine", "ok", f"{hardware.cpu_model}, {hardware.num_usable_cores} threads usable, {memory}")
     except HardwareError as error:
-        yield Check(name="machine", status="fail", detail=str(error), remedy="run tfaccel on Linux")
+        yield Check("machine", "fail", str(error), "run tfaccel on Linux")
     try:
         cluster = find_cluster(examination.machine)
     except HardwareError as error:
-        yield Check(name="cluster", status="fail", detail=str(error), remedy="correct or unset the variable it names")
+        yield Check("cluster", "fail", str(error), "correct or unset the variable it names")
         return
     if cluster is None:
-        yield Check(name="cluster", status="skip", detail="this process works alone")
+        yield Check("cluster", "skip", "this process works alone")
     else:
         place = f"{cluster.task_type} {cluster.task_index} among {cluster.num_workers} workers"
-        yield Check(name="cluster", status="ok", detail=f"{place} (from {cluster.source})")
+        yield Check("cluster", "ok", f"{place} (from {cluster.source})")
 
 
 def check_packages(examination: Examination) -> Iterator[Check]:
@@ -76,10 +76,10 @@ def check_packages(examination: Examination) -> Iterator[Check]:
     if len(found) > 1:
         detail = f"{in_words(found)} are installed together, but own the same folder and overwrite each other"
         remedy = f"pip uninstall -y {' '.join(found)}, then install the one that you need"
-        yield Check(name="tensorflow packages", status="fail", detail=detail, remedy=remedy)
+        yield Check("tensorflow packages", "fail", detail, remedy)
     else:
         status = "ok" if found else "skip"
-        yield Check(name="tensorflow packages", status=status, detail=in_words(found) or "none is installed")
+        yield Check("tensorflow packages", status, in_words(found) or "none is installed")
     for name, version in list(found.items())[:1]:
         install = f"pip install '{TENSORFLOW_REQUIREMENT}'" if name == "tensorflow" else f"install {name} 2.20 or 2.21"
         yield check_version("tensorflow version", version, TENSORFLOW_VERSIONS, install)
@@ -100,41 +100,40 @@ def check_version(name: str, version: str, tested: tuple[tuple[int, int], tuple[
     first, last = (".".join(map(str, pair)) for pair in tested)
     pair = version_pair(version)
     if pair is not None and pair < tested[0]:
-        detail = f"{version} is older than {first}, the oldest that works"
-        return Check(name=name, status="fail", detail=detail, remedy=install)
+        return Check(name, "fail", f"{version} is older than {first}, the oldest that works", install)
     if pair is None or pair > tested[1]:
         detail, remedy = f"{version} is untested; {last} is the newest tested", f"if something fails, go back to {last}"
-        return Check(name=name, status="warn", detail=detail, remedy=remedy)
-    return Check(name=name, status="ok", detail=version)
+        return Check(name, "warn", detail, remedy)
+    return Check(name, "ok", version)
 
 
 def check_libtpu(version: str | None) -> Check:
     """Checks that tensorflow-tpu can be imported with this libtpu."""
     remedy = install_command("libtpu")
     if version is None:
-        return Check(name="libtpu", status="fail", detail="tensorflow-tpu needs it; it is not installed", remedy=remedy)
+        return Check("libtpu", "fail", "tensorflow-tpu needs it; it is not installed", remedy)
     if tuple(map(int, re.findall(r"\d+", version)[:3])) >= LIBTPU_END:
         detail = f"{version} lacks functions without which importing TensorFlow on a TPU aborts the process"
-        return Check(name="libtpu", status="fail", detail=detail, remedy=remedy)
-    return Check(name="libtpu", status="ok", detail=version)
+        return Check("libtpu", "fail", detail, remedy)
+    return Check("libtpu", "ok", version)
 
 
 def check_keras_settings(examination: Examination) -> Iterator[Check]:
     """Checks for settings that select anything other than Keras 3 on TensorFlow."""
     backend, source = keras_backend(examination.machine)
     if backend == "tensorflow":
-        yield Check(name="keras backend", status="ok", detail=f"tensorflow (from {source})")
+        yield Check("keras backend", "ok", f"tensorflow (from {source})")
     else:
         is_variable = source == "KERAS_BACKEND"
         remedy = "export KERAS_BACKEND=tensorflow" if is_variable else f'set "backend": "tensorflow" in {source}'
         detail = f"Keras is set to the backend {backend} (by {source}); tfaccel trains on TensorFlow only"
-        yield Check(name="keras backend", status="fail", detail=detail, remedy=remedy)
+        yield Check("keras backend", "fail", detail, remedy)
     if uses_legacy_keras(examination.machine):
         detail = "TF_USE_LEGACY_KERAS makes tf.keras the old Keras 2, whose models tfaccel cannot train"
         remedy = "unset TF_USE_LEGACY_KERAS (importing tensorflow_model_optimization sets it)"
-        yield Check(name="legacy keras", status="fail", detail=detail, remedy=remedy)
+        yield Check("legacy keras", "fail", detail, remedy)
     else:
-        yield Check(name="legacy keras", status="ok", detail="tf.keras is Keras 3")
+        yield Check("legacy keras", "ok", "tf.keras is Keras 3")
 
 
 def check_imports(examination: Examination) -> Iterator[Check]:
@@ -142,34 +141,34 @@ def check_imports(examination: Examination) -> Iterator[Check]:
     result = examination.tensorflow
     if not result.ok:
         remedy = f"pip install '{TENSORFLOW_REQUIREMENT}' (in a new virtual environment, if it is installed already)"
-        yield Check(name="import tensorflow", status="fail", detail=explain(result), remedy=remedy)
+        yield Check("import tensorflow", "fail", explain(result), remedy)
     else:
-        yield Check(name="import tensorflow", status="ok", detail=result.data["version"])
+        yield Check("import tensorflow", "ok", result.data["version"])
     for package, library in examination.libraries.items() if result.ok else ():
         name = f"import {package}"
         if library.ok:
             version = library.data["version"] or examination.machine.package_version(package) or "works"
-            yield Check(name=name, status="ok", detail=version)
+            yield Check(name, "ok", version)
         elif package in EXTRAS and library.cause.endswith(f"No module named {LIBRARIES[package].split('.')[0]!r}"):
             detail = f"not installed; training does without it (pip install 'tfaccel[{EXTRAS[package]}]')"
-            yield Check(name=name, status="skip", detail=detail)
+            yield Check(name, "skip", detail)
         elif not library.was_tried:
-            yield Check(name=name, status="skip", detail=library.cause)
+            yield Check(name, "skip", library.cause)
         else:
             requirement = KERAS_REQUIREMENT if package == "keras" else package
-            yield Check(name=name, status="fail", detail=explain(library), remedy=f"pip install '{requirement}'")
+            yield Check(name, "fail", explain(library), f"pip install '{requirement}'")
 
 
 def check_cpu(examination: Examination) -> Iterator[Check]:
     """Checks the computations on the CPU."""
     if not examination.tensorflow.ok:
-        yield _without_tensorflow("CPU:0")
+        yield Check("CPU:0", "skip", "TensorFlow cannot be imported")
         return
     for name, result in examination.computations("CPU:0").items():
         if name == "XLA step" and not result.ok and tpu_wheel_version(examination.machine):
             detail = f"tensorflow-tpu cannot compile for the CPU: {explain(result)}"
             remedy = "pass jit_compile=False to whatever runs on the CPU; a TPU compiles by itself"
-            yield Check(name=f"CPU:0 {name}", status="warn", detail=detail, remedy=remedy)
+            yield Check(f"CPU:0 {name}", "warn", detail, remedy)
         else:
             yield computation_check("CPU:0", name, result)
 
@@ -197,23 +196,22 @@ def check_one_gpu(examination: Examination, gpu: Device) -> Iterator[Check]:
             yield computation_check(gpu.name, name, results[name])
         else:
             detail = f"compute capability {_dotted(capability)} has no bfloat16 (8.0 and newer have); use float16"
-            yield Check(name=f"{gpu.name} {name}", status="skip", detail=detail)
+            yield Check(f"{gpu.name} {name}", "skip", detail)
 
 
 def check_tpus(examination: Examination) -> Iterator[Check]:
     """Checks TPUs: the package that drives them, then the computations on every core."""
     tpus = find_tpus(examination.machine)
     if not tpus:
-        yield Check(name="tpus", status="skip", detail="no TPU here")
+        yield Check("tpus", "skip", "no TPU here")
         return
     if tpu_wheel_version(examination.machine) is None:
         detail = f"{len(tpus)} {tpus[0].model} found, but TensorFlow drives TPUs only as tensorflow-tpu"
-        remedy = f"in a new environment: {install_command()}"
-        yield Check(name="tpus", status="fail", detail=detail, remedy=remedy)
+        yield Check("tpus", "fail", detail, f"in a new environment: {install_command()}")
         return
-    yield Check(name="tpus", status="ok", detail=f"{len(tpus)} {tpus[0].model}")
+    yield Check("tpus", "ok", f"{len(tpus)} {tpus[0].model}")
     if not examination.tensorflow.ok:
-        yield _without_tensorflow("TPU:0")
+        yield Check("TPU:0", "skip", "TensorFlow cannot be imported")
         return
     for tpu in tpus:
         for name, result in examination.computations(tpu.name).items():
@@ -225,10 +223,10 @@ def computation_check(device: str, name: str, result: ProbeResult) -> Check:
     title = f"{device} {name}"
     if result.ok:
         error = f"{result.data['max_relative_error']:.1e}"
-        return Check(name=title, status="ok", detail=f"differs from numpy by {error} relative")
+        return Check(title, "ok", f"differs from numpy by {error} relative")
     if not result.was_tried:
-        return Check(name=title, status="skip", detail=result.cause)
-    return Check(name=title, status="fail", detail=explain(result), remedy=_computation_remedy(device, result))
+        return Check(title, "skip", result.cause)
+    return Check(title, "fail", explain(result), _computation_remedy(device, result))
 
 
 def kernels_check(device: str, capability: tuple[int, int], kernels: Sequence[str]) -> Check:
@@ -240,16 +238,15 @@ def kernels_check(device: str, capability: tuple[int, int], kernels: Sequence[st
     name, dotted = f"{device} kernels", _dotted(capability)
     built = [(match[1], (int(match[2]), int(match[3]))) for k in kernels if (match := _KERNEL.fullmatch(k))]
     if not built:
-        return Check(name=name, status="skip", detail="this build of TensorFlow does not tell what it was built for")
+        return Check(name, "skip", "this build of TensorFlow does not tell what it was built for")
     if any(pair[0] == capability[0] and pair[1] <= capability[1] for _, pair in built):
-        return Check(name=name, status="ok", detail=f"built for compute capability {dotted}")
+        return Check(name, "ok", f"built for compute capability {dotted}")
     if any(kind == "compute" and pair < capability for kind, pair in built):
         detail = f"none built for compute capability {dotted}: each is compiled when first used, which takes minutes"
         remedy = "export CUDA_CACHE_MAXSIZE=4294967296 to compile only once; a newer TensorFlow may have them"
-        return Check(name=name, status="warn", detail=detail, remedy=remedy)
+        return Check(name, "warn", detail, remedy)
     detail = f"none built for compute capability {dotted}, only for {', '.join(kernels)}"
-    remedy = "hide this GPU with CUDA_VISIBLE_DEVICES and use another one"
-    return Check(name=name, status="fail", detail=detail, remedy=remedy)
+    return Check(name, "fail", detail, "hide this GPU with CUDA_VISIBLE_DEVICES and use another one")
 
 
 def _computation_remedy(device: str, result: ProbeResult) -> str:
@@ -262,10 +259,6 @@ def _computation_remedy(device: str, result: ProbeResult) -> str:
     if "out of memory" in told.lower() or "RESOURCE_EXHAUSTED" in told:
         return f"free memory on {device}: nvidia-smi lists the programs that hold it"
     return f"update the driver and TensorFlow's CUDA packages (pip install -U 'tfaccel[gpu]'), or leave {device} out"
-
-
-def _without_tensorflow(device: str) -> Check:
-    return Check(name=device, status="skip", detail="TensorFlow cannot be imported")
 
 
 def _dotted(capability: tuple[int, int] | None) -> str:
@@ -303,12 +296,11 @@ def check_gpus(examination: Examination) -> Iterator[Check]:
         yield _no_driver(examination.machine)
     elif shown and not usable:
         selection = examination.machine.environ.get("CUDA_VISIBLE_DEVICES")
-        detail = f"the driver shows {len(shown)}; CUDA_VISIBLE_DEVICES={selection!r} hides them all"
-        yield Check(name="gpus", status="skip", detail=detail)
+        yield Check("gpus", "skip", f"the driver shows {len(shown)}; CUDA_VISIBLE_DEVICES={selection!r} hides them all")
     elif not examination.tensorflow.ok:
-        yield Check(name="gpus", status="skip", detail="TensorFlow cannot be imported")
+        yield Check("gpus", "skip", "TensorFlow cannot be imported")
     elif num_seen >= len(usable):
-        yield Check(name="gpus", status="ok", detail=f"TensorFlow sees {num_seen}: {_models(usable)}")
+        yield Check("gpus", "ok", f"TensorFlow sees {num_seen}: {_models(usable)}")
     else:
         yield diagnose(_findings(examination, usable, num_seen))
 
@@ -320,8 +312,7 @@ def diagnose(findings: GpuFindings) -> Check:
     cuda, cudnn = findings.build.get("cuda_version"), findings.build.get("cudnn_version")
     install = f"pip install 'tfaccel[gpu]' (or: pip install 'tensorflow[and-cuda]=={version}')"
     if not findings.build.get("is_cuda_build"):
-        detail = f"{seen}: TensorFlow {version} was built without CUDA"
-        return Check(name="gpus", status="fail", detail=detail, remedy=install)
+        return Check("gpus", "fail", f"{seen}: TensorFlow {version} was built without CUDA", install)
     causes, remedies = [], []
     if (version_numbers(driver) or CUDA_12_DRIVER) < CUDA_12_DRIVER:
         causes.append(f"the driver {driver} is too old")
@@ -341,7 +332,7 @@ def diagnose(findings: GpuFindings) -> Check:
         f"{seen}: {'; '.join(causes)}. TensorFlow {version} was built for CUDA {cuda} and cuDNN {cudnn}. "
         f"Installed: driver {driver}, {packages}{others}"
     )
-    return Check(name="gpus", status="fail", detail=detail, remedy="; ".join(remedies))
+    return Check("gpus", "fail", detail, "; ".join(remedies))
 
 
 def version_numbers(version: str) -> tuple[int, ...] | None:
@@ -396,14 +387,12 @@ def _no_driver(machine: Machine) -> Check:
         if (machine.read(path) or "").strip() == "0x10de" and device_class.startswith("0x03"):
             detail = f"an NVIDIA card is on the PCI bus ({path.split('/')[-2]}), but no driver shows it"
             remedy = "install NVIDIA's driver, 525.60 or newer; in a container start it with --gpus all"
-            return Check(name="gpus", status="warn", detail=detail, remedy=remedy)
-    return Check(name="gpus", status="skip", detail="no GPU here")
+            return Check("gpus", "warn", detail, remedy)
+    return Check("gpus", "skip", "no GPU here")
 
 
 def _models(gpus: tuple[Device, ...]) -> str:
-    counts = {gpu.model or "unknown model": 0 for gpu in gpus}
-    for gpu in gpus:
-        counts[gpu.model or "unknown model"] += 1
+    counts = Counter(gpu.model or "unknown model" for gpu in gpus)
     texts = [f"{count} x {model}" if count > 1 else model for model, count in counts.items()]
     return ", ".join(texts) or "unknown models"
 

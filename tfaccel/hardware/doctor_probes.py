@@ -62,18 +62,13 @@ def probe_tensorflow_devices() -> dict[str, Any]:
 
 def probe_library(name: str, *paths: str) -> dict[str, Any]:
     """Loads a shared library as TensorFlow does: by name, else from one of the given paths."""
-    try:
-        ctypes.CDLL(name)
-        return {"path": name}
-    except OSError as error:
-        first_error = error
-    for path in paths:
+    for path in (name, *paths):
         try:
             ctypes.CDLL(path)
             return {"path": path}
         except OSError as error:
-            first_error = error
-    raise first_error
+            last_error = error
+    raise last_error
 
 
 def probe_compute(device: str, computation: str) -> dict[str, Any]:

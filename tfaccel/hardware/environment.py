@@ -100,9 +100,8 @@ def describe_environment(machine: Machine) -> dict[str, Any]:
 
 
 def _packages(machine: Machine) -> dict[str, str | None]:
-    main = {name: machine.package_version(name) for name in MAIN_PACKAGES}
-    others = {name: machine.package_version(name) for name in OTHER_PACKAGES}
-    return {**main, **{name: version for name, version in others.items() if version is not None}}
+    versions = {name: machine.package_version(name) for name in (*MAIN_PACKAGES, *OTHER_PACKAGES)}
+    return {name: version for name, version in versions.items() if version is not None or name in MAIN_PACKAGES}
 
 
 def _hardware(machine: Machine, problems: list[str]) -> dict[str, Any] | None:

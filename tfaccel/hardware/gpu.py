@@ -45,11 +45,7 @@ def find_gpus(machine: Machine) -> tuple[Device, ...]:
 
 def driver_gpus(machine: Machine) -> tuple[DriverGpu, ...]:
     """All GPUs that the driver reports: through its library, else `nvidia-smi`, else its files under /proc."""
-    for ask in (_ask_nvml, _ask_nvidia_smi, _ask_proc):
-        found = ask(machine)
-        if found:
-            return tuple(found)
-    return ()
+    return next((tuple(found) for ask in (_ask_nvml, _ask_nvidia_smi, _ask_proc) if (found := ask(machine))), ())
 
 
 def visible_gpus(gpus: Sequence[DriverGpu], selection: str | None) -> tuple[Device, ...]:

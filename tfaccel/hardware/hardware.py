@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from os import PathLike
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from tfaccel.errors import HardwareError
 from tfaccel.local_path import local_path
@@ -14,7 +13,6 @@ from tfaccel.short_repr import noun
 
 DEVICE_KINDS = ("CPU", "GPU", "TPU")
 CLUSTER_SOURCES = ("tf_config", "slurm", "kubernetes", "cloud_tpu")
-_Record = TypeVar("_Record")
 
 
 @noun(error=HardwareError, checks_numbers=False)
@@ -204,11 +202,11 @@ class Hardware(Record):
 def _accelerators(devices: Any) -> tuple[Device, ...]:
     if not isinstance(devices, (list, tuple)) or not all(isinstance(device, Device) for device in devices):
         raise HardwareError(f"devices must be a sequence of Device. Received: devices={quoted(devices)}.")
-    check_known(
-        [device.kind for device in devices],
-        ("GPU", "TPU"),
-        "Hardware.devices lists accelerators only (the CPU has its own fields)",
-    )
+    if unknown := sorted({device.kind for device in devices} - {"GPU", "TPU"}):
+        raise HardwareError(
+            "Hardware.devices lists accelerators only (the CPU has its own fields). Expected: GPU, TPU. "
+            f"Received: {', '.join(unknown)}."
+        )
     names = [device.name for device in devices]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -245,11 +243,3 @@ def texts_from_json(record: Any, name: str) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple, set, frozenset)) or not all(isinstance(item, str) for item in value):
         raise HardwareError(f"{name} must be a list of strings. Received: {name}={quoted(value)}.")
     return tuple(value)
-
-
-def check_known(values: Iterable[str], known: Iterable[str], meaning: str) -> None:
-    """Raises HardwareError for the values that are not among the known ones."""
-    known = tuple(known)
-    unknown = sorted(set(values) - set(known))
-    if unknown:
-        raise HardwareError(f"{meaning}. Expected: {', '.join(known)}. Received: {', '.join(unknown)}.")

@@ -103,11 +103,8 @@ class Machine:
 
     def package_version(self, name: str) -> str | None:
         """The installed version of a package, from its metadata; None if it is not installed."""
-        for distribution in metadata.distributions(name=name, path=list(self.site_folders)):
-            version: str | None = distribution.metadata["Version"]
-            if version:
-                return version
-        return None
+        found = metadata.distributions(name=name, path=list(self.site_folders))
+        return next((version for one in found if (version := one.metadata["Version"])), None)
 
     def package_versions(self, prefix: str) -> dict[str, str]:
         """Name -> version of the installed packages whose name starts with `prefix`."""

@@ -39,8 +39,8 @@ def check_plotly() -> None:
     Example:
         >>> check_plotly()
     """
-    for package, module in (("plotly", "plotly"), ("jinja2", "jinja2")):
-        if find_spec(module) is None:
+    for package in ("plotly", "jinja2"):
+        if find_spec(package) is None:
             raise VersionError(
                 f"A report needs `{package}`, which is not installed. Install it: pip install 'tfaccel[report]'"
             )
@@ -106,11 +106,13 @@ def line_figure(
     import plotly.graph_objects as plotly
 
     figure = plotly.Figure()
+    value, place = "%{y:.1%}" if percent else "%{y:.5g}", _text(x_title).replace("%{", "% {")
     for one in series:
         lines = one.shape != "dot" and sum(value is not None for value in one.y) > 1
         mode = "lines" if lines else "markers"
         if lines and one.shape != "plain" and len(one.y) <= _MAX_MARKED:
             mode += "+markers"
+        text = "<br>%{customdata}" if one.texts else ""
         figure.add_scatter(
             x=list(one.x),
             y=list(one.y),
@@ -121,7 +123,7 @@ def line_figure(
             customdata=list(map(_text, one.texts)) or None,
             cliponaxis=False,
             hoverlabel={"bordercolor": one.color},
-            hovertemplate=_hover("%{y:.1%}" if percent else "%{y:.5g}", x_title, bool(one.texts)),
+            hovertemplate=f"{value}<br>{place} %{{x}}{text}<extra>%{{fullData.name}}</extra>",
         )
     axis: dict[str, Any] = {"title": {"text": _text(y_title)}} if y_title else {}
     axis |= {"tickformat": ".0%"} if percent else {}
@@ -268,12 +270,6 @@ def _finished(figure: Figure, *, height: int = HEIGHT) -> dict[str, Any]:
         axes(automargin=True, zeroline=False, fixedrange=True, title_standoff=8, gridwidth=1, nticks=6)
     found: dict[str, Any] = json.loads(figure.to_json())
     return {"data": found["data"], "layout": found["layout"]}
-
-
-def _hover(value: str, x_title: str, has_texts: bool) -> str:
-    place = _text(x_title).replace("%{", "% {")
-    more = "<br>%{customdata}" if has_texts else ""
-    return f"{value}<br>{place} %{{x}}{more}<extra>%{{fullData.name}}</extra>"
 
 
 def _text(text: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from importlib.resources import files
-from typing import Any, ClassVar
+from typing import Any
 
 from tfaccel import __version__
 
@@ -49,7 +49,6 @@ class Chart:
         note: how to read it, or how it was measured.
     """
 
-    kind: ClassVar[str] = "chart"
     title: str
     description: str
     figure: Mapping[str, Any]
@@ -71,7 +70,6 @@ class Table:
         stacked: on narrow pages, a row's cells stand below each other; for few columns of long texts.
     """
 
-    kind: ClassVar[str] = "table"
     caption: str
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -92,7 +90,6 @@ class Picture:
         width, height: in pixels.
     """
 
-    kind: ClassVar[str] = "picture"
     title: str
     description: str
     data_uri: str
@@ -110,7 +107,6 @@ class Message:
         badge: a word or two in front of them.
     """
 
-    kind: ClassVar[str] = "message"
     lines: tuple[str, ...]
     tone: str = "plain"
     badge: str = ""
@@ -135,7 +131,6 @@ class Card:
 class Cards:
     """Figures side by side."""
 
-    kind: ClassVar[str] = "cards"
     cards: tuple[Card, ...]
 
 
@@ -195,8 +190,8 @@ def page(sections: Sequence[Section], *, title: str, subtitle: str) -> str:
 
 
 def _runs_of_a_kind(blocks: Sequence[Block]) -> Iterator[tuple[str, list[Any]]]:
-    """Blocks of the same kind in a row, which charts and pictures share a grid for."""
-    for kind, group in itertools.groupby(blocks, key=lambda block: block.kind):
+    """Blocks of one class in a row, after its name: charts, and pictures, share a grid."""
+    for kind, group in itertools.groupby(blocks, key=lambda block: type(block).__name__.lower()):
         yield kind, list(group)
 
 

@@ -36,15 +36,14 @@ from tfaccel.html_report.page import (
     setting_text,
     value_text,
 )
-from tfaccel.html_report.records import DAMAGES, RunRecord
+from tfaccel.html_report.records import RunRecord
 from tfaccel.measuring.report import HEADINGS, Report, described
-from tfaccel.measuring.roofline import LayerLimit, Roofline
-from tfaccel.planning.cache import kept_roofline
-from tfaccel.planning.machine_ceilings import num_limited_devices
+from tfaccel.measuring.roofline import LAYER_HEADINGS, LayerLimit, Roofline
+from tfaccel.planning.cache import DAMAGES, kept_roofline
 from tfaccel.planning.moves import MEASURED
 from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import FieldExplanation, Plan, explain
-from tfaccel.planning.plan_cache import plans_dir
+from tfaccel.planning.plan_cache import kept_files
 from tfaccel.planning.rules import AUGMENT_ON_UNMEASURED
 from tfaccel.remote import readable_path
 
@@ -133,15 +132,10 @@ def kept_report(run: RunRecord) -> Report | None:
     It is the one of the same workload and the same kind of machine whose plan the run used. A plan's reasons contain
     the measured gains, which tell apart the plans of models with the same name.
     """
-    directory = plans_dir()
-    if run.plan is None or run.result is None or directory is None:
+    if run.plan is None or run.result is None:
         return None
     machine = {name: value for name, value in run.result.hardware.items() if name not in _VOLATILE}
-    try:
-        files = sorted(directory.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
-    except OSError:
-        return None
-    for file in files:
+    for file in kept_files():
         try:
             report = _checked(Report.from_json(json.loads(file.read_text(encoding="utf-8"))["report"]))
             there = {name: value for name, value in report.hardware.items() if name not in _VOLATILE}
@@ -326,14 +320,8 @@ def _roofline_blocks(run_name: str, found: Roofline) -> list[Block]:
     return [*blocks, _limits_table(found), _layer_table(found)]
 
 
-def _speeds(found: Roofline) -> dict[str, float]:
-    """Dtype -> the limit of all devices, in FLOP/s."""
-    count = num_limited_devices(found.plan)
-    return {name: count * speed for name, speed in found.ceilings.matrix_flops_per_second.items()}
-
-
 def _roofline_chart(found: Roofline, points: Sequence[LayerLimit]) -> Chart:
-    speeds, memory = _speeds(found), found.bytes_ceiling
+    speeds, memory = found.matrix_flops_ceilings, found.bytes_ceiling
     intensities = [point.cost.intensity for point in points]
     low, high = min(0.1, min(intensities) / 2), max(2 * (max(speeds.values()) / memory), 2 * max(intensities))
     series, legend = [], [LegendEntry(label="limits of the machine", color=MUTED)]
@@ -348,7 +336,7 @@ def _roofline_chart(found: Roofline, points: Sequence[LayerLimit]) -> Chart:
                 Series(
                     name=f"bound by {bound}",
                     x=[point.cost.intensity for point in some],
-                    y=[point.cost.matrix_flops / (point.seconds or point.least_seconds) / _GIGA for point in some],
+                    y=[point.flops_per_second / _GIGA for point in some],
                     color=color,
                     shape="dot",
                     texts=[f"{point.name}, {100 * point.share:.0f} % of the least time" for point in some],
@@ -372,7 +360,7 @@ def _roofline_chart(found: Roofline, points: Sequence[LayerLimit]) -> Chart:
 
 
 def _limits_table(found: Roofline) -> Table:
-    limits = [(f"{name} matrix products", speed, "GFLOP/s") for name, speed in _speeds(found).items()]
+    limits = [(f"{name} matrix products", speed, "GFLOP/s") for name, speed in found.matrix_flops_ceilings.items()]
     step = found.cost.matrix_flops / found.step_seconds
     rows = [*limits, ("memory", found.bytes_ceiling, "GB/s"), ("the step", step, "GFLOP/s")]
     return Table(
@@ -399,7 +387,7 @@ def _layer_table(found: Roofline) -> Table:
     )
     return Table(
         caption=f"A step of {found.workload}, by layer",
-        headings=("layer", "GFLOP", "MB", "FLOP/byte", "bound by", "least time", "time", "of the limit"),
+        headings=LAYER_HEADINGS,
         rows=rows,
         numeric=frozenset({1, 2, 3, 5, 6, 7}),
     )

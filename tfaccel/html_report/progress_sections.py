@@ -31,11 +31,10 @@ from tfaccel.html_report.page import (
     setting_text,
     value_text,
 )
-from tfaccel.html_report.records import RunRecord, SearchRecord
+from tfaccel.html_report.records import VALIDATION, RunRecord, SearchRecord
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.search_result import TrialRow
 
-VALIDATION = "val_"
 _MAX_EPOCHS_IN_TABLE = 400
 # Unit of a field -> the title of its chart, if one chart has several fields; charts stand in this order.
 _SYSTEM = {
@@ -62,7 +61,7 @@ def curve_blocks(runs: Sequence[RunRecord]) -> list[Block]:
         _metric_chart(metric, some, of=of, is_one=len(runs) == 1)
         for metric in metrics
         for of, some in _by_workload(runs)
-        if any(_has_metric(run, metric) for _, run in some)
+        if any(not {metric, f"{VALIDATION}{metric}"}.isdisjoint(run.fields()) for _, run in some)
     ]
     return [*blocks, *(_values_table(run) for run in runs if run.rows)] if metrics else []
 
@@ -73,10 +72,6 @@ def _by_workload(runs: Sequence[RunRecord]) -> list[tuple[str, Numbered]]:
     for number, run in enumerate(runs):
         groups.setdefault(run.workload, []).append((number, run))
     return [(f": {workload or 'unknown workload'}" * (len(groups) > 1), some) for workload, some in groups.items()]
-
-
-def _has_metric(run: RunRecord, metric: str) -> bool:
-    return not {metric, f"{VALIDATION}{metric}"}.isdisjoint(run.fields())
 
 
 def _metric_chart(metric: str, runs: Numbered, *, of: str, is_one: bool) -> Chart:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tfaccel.compressing.compress_result import CompressResult, cells, get_notes, sensitivity_cells
-from tfaccel.errors import ReportError, RunDirError, SearchError, TfaccelError, in_one_line
+from tfaccel.errors import ReportError, RunDirError, SearchError, in_one_line
 from tfaccel.html_report.page import Picture, get_number
+from tfaccel.planning.cache import DAMAGES
 from tfaccel.planning.plan import Plan
 from tfaccel.remote import readable_path
 from tfaccel.training.run.result import TrainResult
@@ -26,19 +27,7 @@ Found = TypeVar("Found")
 POSITION = ("epoch", "step", "seconds")  # keys of a row of metrics.jsonl that say where it stands
 _MAX_EPOCHS = 2**53  # browsers count exactly up to here
 MAX_PICTURES, MAX_PICTURE_BYTES = 24, 8 * 2**20
-# What reading a damaged file may raise.
-DAMAGES = (
-    OSError,
-    ArithmeticError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    RecursionError,
-    StopIteration,
-    TfaccelError,
-)
-_VALIDATION = "val_"
+VALIDATION = "val_"
 _NO_OUTCOMES = (*NO_METRICS, "learning_rate")
 WHAT_ONE_HOLDS = (
     "One holds config.json and metrics.jsonl (written by `tfaccel train`), search.json or trials.jsonl "
@@ -90,7 +79,7 @@ class RunRecord:
         On validation data if the run has any; see `has_validation`.
         """
         last = self.last_metrics
-        held_out = {name.removeprefix(_VALIDATION): last[name] for name in last if name.startswith(_VALIDATION)}
+        held_out = {name.removeprefix(VALIDATION): last[name] for name in last if name.startswith(VALIDATION)}
         given = held_out or last if self.result is None else self.result.final
         found = {name: get_number(value) for name, value in given.items() if name not in _NO_OUTCOMES}
         return {name: value for name, value in found.items() if value is not None}
@@ -98,7 +87,7 @@ class RunRecord:
     @property
     def has_validation(self) -> bool:
         """Whether the metrics in `final` are on validation data."""
-        return any(name.startswith(_VALIDATION) for name in self.last_metrics)
+        return any(name.startswith(VALIDATION) for name in self.last_metrics)
 
     @property
     def was_resumed(self) -> bool:
@@ -135,12 +124,13 @@ def read_run(path: Path, name: str) -> RunRecord:
     plan_data = data.get("plan") or read_mapping(path / "plan.json", problems)
     plan = _undamaged(lambda: Plan.from_json(plan_data), problems, "The plan cannot be read") if plan_data else None
     pictures = read_pictures(path, problems, drawn_by=f"the recipe in run {name}")
+    last = rows[-1] if rows else {}
     return RunRecord(
         path=path,
         name=name,
         config={name: value for name, value in config.items() if name != RUN_ID},
         rows=tuple(map(_flat, rows)),
-        last_metrics={} if not rows else {name: value for name, value in rows[-1].items() if _is_metric(name, value)},
+        last_metrics={name: last[name] for name in last if name not in NO_METRICS and not isinstance(last[name], dict)},
         result=result,
         result_data=data,
         plan=plan,
@@ -237,10 +227,6 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**{name: value for one in inner for name, value in one.items() if name not in POSITION}, **own}
 
 
-def _is_metric(name: str, value: Any) -> bool:
-    return name not in NO_METRICS and not isinstance(value, dict)
-
-
 def _is_anew(before: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
     """Whether the time of a row is not that of the row before it and of the epoch between them."""
     then, now = get_number(before.get("seconds")), get_number(row.get("seconds"))
@@ -301,30 +287,18 @@ class SearchRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompressRecord:
-    """A comparison of compressed variants.
-
-    Args:
-        name: short, and different from that of the other comparisons of the report.
-        result: the comparison.
-    """
-
-    name: str
-    result: CompressResult
-
-
-@dataclass(frozen=True, kw_only=True)
 class Records:
     """Everything that a report shows.
 
     Args:
-        runs, searches, comparisons: what the directories hold.
+        runs, searches: what the directories hold.
+        comparisons: those of compressed variants, each after a short name.
         problems: what could not be read, one line each, with the directory's name.
     """
 
     runs: tuple[RunRecord, ...]
     searches: tuple[SearchRecord, ...]
-    comparisons: tuple[CompressRecord, ...]
+    comparisons: tuple[tuple[str, CompressResult], ...]
     problems: tuple[str, ...]
 
 
@@ -335,7 +309,7 @@ def find_records(run_dirs: Sequence[str | os.PathLike[str]]) -> Records:
     paths = list({path.resolve(): path for path in map(_checked, run_dirs)}.values())
     runs: list[RunRecord] = []
     searches: list[SearchRecord] = []
-    comparisons: list[CompressRecord] = []
+    comparisons: list[tuple[str, CompressResult]] = []
     problems: list[str] = []
     for path, name in zip(paths, _names(paths), strict=True):
         found: list[str] = []
@@ -348,8 +322,8 @@ def find_records(run_dirs: Sequence[str | os.PathLike[str]]) -> Records:
         elif _is_run(path):
             runs.append(read_run(path, name))
         for folder in (path, path / _COMPRESSED):
-            if _is_comparison(folder):
-                comparisons += _read_comparison(folder, name, found)
+            if _is_comparison(folder) and (result := _read_comparison(folder, found)) is not None:
+                comparisons.append((name, result))
         problems += [f"{name}: {problem}" for problem in found]
     problems += [f"{run.name}: {problem}" for run in runs for problem in run.problems]
     return Records(runs=tuple(runs), searches=tuple(searches), comparisons=tuple(comparisons), problems=tuple(problems))
@@ -457,10 +431,9 @@ def _get_objective(config: dict[str, Any], rows: Sequence[TrialRow]) -> Objectiv
     return Objective((("score", "max"),))
 
 
-def _read_comparison(folder: Path, name: str, problems: list[str]) -> list[CompressRecord]:
+def _read_comparison(folder: Path, problems: list[str]) -> CompressResult | None:
     data, what = read_mapping(folder / "report.json", problems), "report.json is not the result of `tfaccel compress`"
-    result = _undamaged(lambda: _get_comparison(data), problems, what, with_type=True) if data else None
-    return [] if result is None else [CompressRecord(name=name, result=result)]
+    return _undamaged(lambda: _get_comparison(data), problems, what, with_type=True) if data else None
 
 
 def _get_comparison(data: Mapping[str, Any]) -> CompressResult:

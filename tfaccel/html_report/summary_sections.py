@@ -32,7 +32,6 @@ from tfaccel.html_report.records import Records, RunRecord
 from tfaccel.planning.plan import plan_field_names
 from tfaccel.training.verdict import SOUND, UNKNOWN
 from tfaccel.tuning.objective import infer_direction
-from tfaccel.tuning.search_result import TrialRow
 
 _PARTS = ("options", "built")  # of a run's config
 _ABSENT = object()  # a setting that a run does not have
@@ -52,28 +51,25 @@ def summary_blocks(records: Records) -> list[Block]:
     for search in records.searches:
         best, ended = search.result.best, "" if search.is_finished else " The search has not ended."
         by = search.result.algorithm or "an unknown algorithm"
-        text = f"{len(search.result.rows)} trials by {by}{_not_completed(search.result.rows)}.{ended}"
+        counts = Counter(trial.status for trial in search.result.rows)
+        lost = "".join(f", {counts[status]} {status}" for status in ("failed", "pruned") if counts[status])
+        text = f"{len(search.result.rows)} trials by {by}{lost}.{ended}"
         if best is not None:
             score = "" if len(search.result.objective.parts) > 1 else f" {value_text('', best.score)}"
             names = ", ".join(search.result.objective.names)
             text = f"{text} Best: trial {best.trial_id}, {names}{score}."
         blocks.append(Message(lines=(text,), badge=f"search {search.name}"))
-    for comparison in records.comparisons:
-        blocks.append(Message(lines=tuple(comparison.result.summary()), badge=f"compressed {comparison.name}"))
+    for name, comparison in records.comparisons:
+        blocks.append(Message(lines=tuple(comparison.summary()), badge=f"compressed {name}"))
     if records.problems:
         blocks.append(Message(lines=records.problems, tone="warning", badge="left out"))
     return blocks
 
 
-def _not_completed(trials: Sequence[TrialRow]) -> str:
-    """How many trials failed or were pruned, after their number."""
-    counts = Counter(trial.status for trial in trials)
-    return "".join(f", {counts[status]} {status}" for status in ("failed", "pruned") if counts[status])
-
-
 def _cards(run: RunRecord) -> tuple[Card, ...]:
     on = "final" if run.result is not None else "last epoch"
-    cards = [Card(label=name, value=value_text(name, value), note=on) for name, value in _headline(run.final)]
+    metrics = sorted(run.final.items(), key=lambda item: item[0].endswith("loss"))  # others before losses
+    cards = [Card(label=name, value=value_text(name, value), note=on) for name, value in metrics[:_MAX_METRICS]]
     if run.result is not None:
         rate = run.result.examples_per_second
         if rate > 0:
@@ -91,12 +87,6 @@ def _cards(run: RunRecord) -> tuple[Card, ...]:
     if run.rows:
         cards.append(Card(label="epochs", value=str(len(run.rows)), note=f"of {run.config.get('epochs') or '?'}"))
     return tuple(cards)
-
-
-def _headline(final: Mapping[str, float]) -> list[tuple[str, float]]:
-    """The metrics shown as cards: other metrics before losses."""
-    ordered = sorted(final.items(), key=lambda item: item[0].endswith("loss"))
-    return ordered[:_MAX_METRICS]
 
 
 def _verdict(run: RunRecord) -> Message:
@@ -165,8 +155,9 @@ def _outcomes(runs: Sequence[RunRecord]) -> Table:
         for run, (value, text) in zip(runs, columns["time"], strict=True)
     ]
     columns = {name: cells for name, cells in columns.items() if any(value is not None for value, _ in cells)}
+    states = ["not finished" if run.result is None else run.result.verdict.kind for run in runs]
     rows = [
-        (run.name, run.workload or NONE, _state(run), *(cells[place][1] for cells in columns.values()))
+        (run.name, run.workload or NONE, states[place], *(cells[place][1] for cells in columns.values()))
         for place, run in enumerate(runs)
     ]
     strong = set()
@@ -205,10 +196,6 @@ def _find_best(name: str, values: list[float | None]) -> list[int]:
         return []
     best = max(known) if direction == "max" else min(known)
     return [place for place, value in enumerate(values) if value == best]
-
-
-def _state(run: RunRecord) -> str:
-    return "not finished" if run.result is None else run.result.verdict.kind
 
 
 def _settings(run: RunRecord) -> dict[str, Any]:
@@ -269,19 +256,16 @@ def environment_blocks(runs: Sequence[RunRecord]) -> list[Block]:
     columns: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for run in runs:
         if run.result is not None:
-            rows = (*_machine(run.result.hardware), *sorted(_texts(run.result.versions).items()))
+            versions = sorted((str(name), str(version)) for name, version in run.result.versions.items())
+            rows = (*_machine(run.result.hardware), *versions)
             columns.setdefault(rows, []).append(run.name)
     if not columns:
         return []
     found = [dict(rows) for rows in columns]
     names = list(dict.fromkeys(name for one in found for name in one))
     headings = [", ".join(of) if len(columns) > 1 else "value" for of in columns.values()]
-    table = Table(
-        caption="Where it was trained",
-        headings=("property", *headings),
-        rows=tuple((name, *(one.get(name, NONE) for one in found)) for name in names),
-    )
-    return [table]
+    properties = tuple((name, *(one.get(name, NONE) for one in found)) for name in names)
+    return [Table(caption="Where it was trained", headings=("property", *headings), rows=properties)]
 
 
 def _machine(hardware: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -306,10 +290,6 @@ def _device(device: Mapping[str, Any]) -> str:
     memory = get_number(device.get("memory_bytes"))
     parts = [f"{device.get('kind')}:{device.get('index')}", str(device.get("model") or "")]
     return " ".join(part for part in (*parts, bytes_text(memory) if memory else "") if part)
-
-
-def _texts(versions: Mapping[str, Any]) -> dict[str, str]:
-    return {str(name): str(version) for name, version in versions.items()}
 
 
 _VARIANT_COLORS = {"the float model": MUTED, "selected": GOOD, "within the limit": COLORS[0], "outside the limit": BAD}

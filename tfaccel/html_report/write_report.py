@@ -135,7 +135,7 @@ def report_sections(records: Records, autotune: Report | None, limits: Roofline 
             "compressed",
             "Compressed variants",
             "Compressed variants of {}",
-            [(one.name, compress_blocks(one.result)) for one in records.comparisons],
+            [(name, compress_blocks(one)) for name, one in records.comparisons],
         ),
         ("pictures", "Pictures", _picture_blocks(runs)),
         ("speed", "Speed and utilization", system_blocks(runs)),
@@ -171,7 +171,7 @@ def _titles(records: Records) -> tuple[str, str]:
     workloads = dict.fromkeys(run.workload for run in records.runs if run.workload)
     title = f"Report: {', '.join(workloads)}" if workloads else "Report"
     names = [run.name for run in records.runs]
-    names += [search.name for search in records.searches] + [one.name for one in records.comparisons]
+    names += [search.name for search in records.searches] + [name for name, _ in records.comparisons]
     return title, ", ".join(dict.fromkeys(names))
 
 

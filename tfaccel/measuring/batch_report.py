@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from tfaccel.argument_types import checks_types
 from tfaccel.errors import PlanError
-from tfaccel.known_names import suggests_names
 from tfaccel.measuring.memory_estimate import mebibytes
 from tfaccel.measuring.report import Candidate
 from tfaccel.planning.option_checks import check_seed
 from tfaccel.planning.plan import Plan
 from tfaccel.records import Record, SavedRecord
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 INTERRUPTED = "It was interrupted."
 _MOST = 2**24  # micro-batch: there is no end to it where neither memory, nor data, nor the user limits it
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class BatchTrial(Record):
     """A batch size, and what was measured of it.
 
@@ -45,8 +40,7 @@ class BatchTrial(Record):
         return self.candidate.plan.replica_batch_size
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class BatchReport(SavedRecord):
     """What `find_batch_size` found.
 
@@ -136,10 +130,7 @@ class BatchReport(SavedRecord):
         ]
 
 
-@short_repr
-@suggests_names
-@checks_types(PlanError, checks_numbers=True)
-@dataclass(frozen=True, kw_only=True)
+@noun(error=PlanError)
 class BatchOptions:
     """How `find_batch_size` searches.
 
@@ -173,20 +164,7 @@ class BatchOptions:
         check_seed(self.seed)
 
 
-@dataclass(frozen=True)
-class BatchBound:
-    """The largest batch that may be tried.
-
-    Args:
-        micro_batch_size: per replica and accumulation step; at least 1.
-        reason: why there is no larger one, as a sentence.
-    """
-
-    micro_batch_size: int
-    reason: str
-
-
-def batch_bound(plan: Plan, options: BatchOptions, num_examples: int | None) -> BatchBound:
+def batch_bound(plan: Plan, options: BatchOptions, num_examples: int | None) -> tuple[int, str]:
     """The largest batch that the data and the user allow.
 
     Args:
@@ -194,13 +172,16 @@ def batch_bound(plan: Plan, options: BatchOptions, num_examples: int | None) -> 
         options: how to search.
         num_examples: in an epoch; None if unknown.
 
+    Returns:
+        Its micro-batch size, per replica and accumulation step, and why there is no larger one, as a sentence.
+
     Raises:
         PlanError: if not even the smallest batch is allowed.
 
     Example:
         >>> plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=32)
         >>> batch_bound(plan, BatchOptions(), 96)
-        BatchBound(micro_batch_size=96, reason='No larger batch is possible: an epoch has 96 examples.')
+        (96, 'No larger batch is possible: an epoch has 96 examples.')
     """
     unit, given = plan.accumulation_steps, options.max_replica_batch_size
     of_data = num_examples and num_examples // plan.num_replicas
@@ -215,13 +196,8 @@ def batch_bound(plan: Plan, options: BatchOptions, num_examples: int | None) -> 
             f"max_replica_batch_size={given}. Raise it (--max_replica_batch_size), or use fewer accumulation steps."
         )
     if given is not None and (of_data is None or given // unit < of_data // unit):
-        reason = f"No larger batch was allowed: max_replica_batch_size={given} (--max_replica_batch_size)."
-        return BatchBound(given // unit, reason)
+        return given // unit, f"No larger batch was allowed: max_replica_batch_size={given} (--max_replica_batch_size)."
     if of_data is not None:
         shared = f", for {plan.num_replicas} replicas" if plan.num_replicas > 1 else ""
-        return BatchBound(
-            of_data // unit, f"No larger batch is possible: an epoch has {num_examples:,} examples{shared}."
-        )
-    return BatchBound(
-        _MOST // unit, f"No larger batch is tried: it would have more than {_MOST:,} examples per replica."
-    )
+        return of_data // unit, f"No larger batch is possible: an epoch has {num_examples:,} examples{shared}."
+    return _MOST // unit, f"No larger batch is tried: it would have more than {_MOST:,} examples per replica."

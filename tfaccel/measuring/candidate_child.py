@@ -60,7 +60,8 @@ class TimedChild:
         limit_seconds: time limit for building, and for each window; it may be changed.
 
     Attributes:
-        built: what the program said of its model, once it is built.
+        built: what the program said of its model, once it is built, such as "depends_on_micro_batches": what changes
+            with them, if its plan has some.
         peak_bytes: its peak memory so far; None if unknown.
         last_window: the newest window, whether it counted or not.
     """
@@ -178,7 +179,6 @@ class CandidateChild(TimedChild):
 
     Attributes:
         candidate: what was measured so far.
-        depends_on_micro_batches: what micro-batches change, if its plan has some; empty if nothing.
         start_seconds: how long `build` waited for the process, and for the server to load TensorFlow if it is new.
     """
 
@@ -193,7 +193,6 @@ class CandidateChild(TimedChild):
         marks_layers: bool = False,
     ) -> None:
         self.candidate = Candidate(plan=plan, axis=axis)
-        self.depends_on_micro_batches = ""
         self._first: TimedWindow | None = None
         self.start_seconds = 0.0
         task = {**task, "plan": plan.to_json(), "marks_layers": marks_layers}
@@ -206,7 +205,6 @@ class CandidateChild(TimedChild):
         began = time.monotonic()
         self._first = first = super().build(num_steps)
         self.start_seconds = max(0.0, time.monotonic() - began - self.built["seconds"] - first.seconds)
-        self.depends_on_micro_batches = self.built["depends_on_micro_batches"]
         self.candidate = replace(self.candidate, build_seconds=self.built["seconds"], first_step_seconds=first.seconds)
         return first
 
@@ -318,16 +316,13 @@ class StepTime:
     batch_size: int
 
 
-def measured_steps(
-    task: Mapping[str, Any], plans: Mapping[str, Plan], *, limit_seconds: float, num_windows: int = _NUM_WINDOWS
-) -> dict[str, StepTime]:
+def measured_steps(task: Mapping[str, Any], plans: Mapping[str, Plan], *, limit_seconds: float) -> dict[str, StepTime]:
     """Measures plans of one workload in turn, window by window, each in a process of its own.
 
     Args:
         task: see `tfaccel.measuring.workload_task.make_task`.
         plans: name -> plan.
         limit_seconds: time limit for building a model, and for each window.
-        num_windows: of each plan, of about 0.3 seconds, without the warm-up.
 
     Returns:
         name -> time.
@@ -348,7 +343,7 @@ def measured_steps(
                 warm = child.warm_up(_FIRST_STEPS)
                 lengths[name] = max(1, math.ceil(_WINDOW_SECONDS * warm.num_steps / warm.seconds))
                 child.warm_up(lengths[name])
-            for _ in range(num_windows):
+            for _ in range(_NUM_WINDOWS):
                 for name, child in children.items():
                     child.window(lengths[name])
             return {name: _get_time(child) for name, child in children.items()}

@@ -10,7 +10,6 @@ import os
 import resource
 import threading
 import time
-import traceback
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from typing import Any
@@ -19,9 +18,8 @@ import tensorflow as tf
 
 from tfaccel.errors import TfaccelError
 from tfaccel.hardware.cpu import resident_bytes
-from tfaccel.measuring.workload_task import OUT_OF_MEMORY, get_cause, load_task
+from tfaccel.measuring.workload_task import OUT_OF_MEMORY, answered, load_task
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.workload import Workload
 from tfaccel.training.run.timed_steps import TimedSteps
 from tfaccel.training.runtime import Runtime
 
@@ -32,20 +30,7 @@ _WATCH_SECONDS = 0.02
 
 def main(connection: Connection, arguments: list[str]) -> int:
     """Measures until told to end; returns the exit status."""
-    task = connection.recv()
-    started = time.perf_counter()
-    try:
-        if task.get("memory_limit_bytes"):
-            _end_at(task["memory_limit_bytes"], connection)
-        workload = load_task(task)
-        plan = Plan.from_json(task["plan"])
-        marks = bool(task.get("marks_layers"))
-        _measure(connection, workload, plan, seed=task["seed"], started=started, marks_layers=marks)
-    except Exception as error:
-        traceback.print_exc()
-        connection.send({"event": "failed", "cause": get_cause(error)})
-        return 1
-    return 0
+    return answered(connection, _measure)
 
 
 def _end_at(memory_limit_bytes: int, connection: Connection) -> None:
@@ -61,23 +46,24 @@ def _end_at(memory_limit_bytes: int, connection: Connection) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _measure(
-    connection: Connection, workload: Workload, plan: Plan, *, seed: int, started: float, marks_layers: bool
-) -> None:
+def _measure(connection: Connection, task: dict[str, Any]) -> None:
+    started = time.perf_counter()
+    if task.get("memory_limit_bytes"):
+        _end_at(task["memory_limit_bytes"], connection)
+    workload, plan, seed = load_task(task), Plan.from_json(task["plan"]), task["seed"]
     with Runtime(plan, seed=seed) as runtime:
-        steps = TimedSteps(workload, plan, runtime.strategy, seed=seed, marks_layers=marks_layers)
+        steps = TimedSteps(workload, plan, runtime.strategy, seed=seed, marks_layers=task["marks_layers"])
         depends = steps.what_depends_on_micro_batches() if plan.accumulation_steps > 1 else ""
         built = {"depends_on_micro_batches": depends, "num_parameters": steps.num_parameters}
         connection.send({"event": "built", "seconds": time.perf_counter() - started, **built})
         while (order := connection.recv()) is not None:
             if order == "cost":
-                connection.send({"event": "cost", **_cost(steps)})
-                continue
-            if order == "layer seconds":
-                connection.send({"event": "layer seconds", "seconds": steps.layer_seconds(_TRACED_STEPS)})
-                continue
-            window = steps.window(order)
-            connection.send({"event": "window", **asdict(window), "peak_bytes": peak_bytes(plan)})
+                answer = _cost(steps)
+            elif order == "layer seconds":
+                answer = {"seconds": steps.layer_seconds(_TRACED_STEPS)}
+            else:
+                answer = {**asdict(steps.window(order)), "peak_bytes": peak_bytes(plan)}
+            connection.send({"event": "answer", **answer})
         steps.close()
 
 

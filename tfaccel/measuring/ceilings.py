@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -18,9 +17,10 @@ from tfaccel.errors import PlanError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.measuring.candidate_child import CandidateServers
-from tfaccel.measuring.workload_task import get_cause
+from tfaccel.measuring.workload_task import answered
+from tfaccel.planning.cache import today
 from tfaccel.planning.candidates import default_plan
-from tfaccel.planning.machine_ceilings import TENSOR_FLOAT_32, MachineCeilings, cached_ceilings, keep_ceilings, today
+from tfaccel.planning.machine_ceilings import TENSOR_FLOAT_32, MachineCeilings, cached_ceilings, keep_ceilings
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.training.runtime import Runtime, use_tensor_float_32
@@ -129,19 +129,18 @@ def measure_ceilings(
                 raise PlanError(f"The machine's limits could not be measured: {message['cause']}")
             if message["event"] == "measured":
                 on_progress(f"matrix products in {message['what']}: {message['value'] / 1e9:,.0f} GFLOP/s")
-                continue
-            if message["event"] == "disturbed":
+            elif message["event"] == "disturbed":
                 disturbed.append(message["what"])
                 on_progress(_DISTURBED.format(message["what"], 100 * message["value"]))
-                continue
-            on_progress(f"memory: {message['bytes_per_second'] / 1e9:,.1f} GB/s")
-            return MachineCeilings(
-                device=plan.devices[0].partition(":")[0],
-                matrix_flops_per_second=message["matrix_flops_per_second"],
-                bytes_per_second=message["bytes_per_second"],
-                measured=today(),
-                disturbed=tuple(disturbed),
-            )
+            else:
+                on_progress(f"memory: {message['bytes_per_second'] / 1e9:,.1f} GB/s")
+                return MachineCeilings(
+                    device=plan.devices[0].partition(":")[0],
+                    matrix_flops_per_second=message["matrix_flops_per_second"],
+                    bytes_per_second=message["bytes_per_second"],
+                    measured=today(),
+                    disturbed=tuple(disturbed),
+                )
     finally:
         if child.status is None:
             server.kill(child)
@@ -149,26 +148,18 @@ def measure_ceilings(
 
 def main(connection: Connection, arguments: list[str]) -> int:
     """The child process: measures, sends a message for each result, and returns the exit status."""
-    plan = Plan.from_json(connection.recv())
-    try:
-        with Runtime(plan, seed=0):
-            _measure(connection, plan)
-    except Exception as error:
-        traceback.print_exc()
-        connection.send({"event": "failed", "cause": get_cause(error)})
-        return 1
-    return 0
+    return answered(connection, _measure)
 
 
-def _measure(connection: Connection, plan: Plan) -> None:
+def _measure(connection: Connection, order: dict[str, Any]) -> None:
     import tensorflow as tf
 
+    plan = Plan.from_json(order)
     on_gpu = plan.devices[0].startswith("GPU")
     num_threads = plan.intra_op_threads or len(os.sched_getaffinity(0))
-    device = "/GPU:0" if on_gpu else "/CPU:0"
     sizes = _GPU_SIZES if on_gpu else _CPU_SIZES
     speeds: dict[str, float] = {}
-    with tf.device(device):
+    with Runtime(plan, seed=0), tf.device("/GPU:0" if on_gpu else "/CPU:0"):
         for name in ("float32", *((TENSOR_FLOAT_32,) if on_gpu else ()), "bfloat16", "float16"):
             use_tensor_float_32(name != "float32")
             started, cpu_started = time.perf_counter(), time.process_time()
@@ -177,8 +168,7 @@ def _measure(connection: Connection, plan: Plan) -> None:
             busy = (time.process_time() - cpu_started) / (time.perf_counter() - started) / num_threads
             if not on_gpu and busy < _UNDISTURBED_FROM:
                 connection.send({"event": "disturbed", "what": name, "value": busy})
-        num_bytes = _GPU_COPY_BYTES if on_gpu else _CPU_COPY_BYTES
-        bandwidth = _copy_speed(num_bytes)
+        bandwidth = _copy_speed(_GPU_COPY_BYTES if on_gpu else _CPU_COPY_BYTES)
     connection.send({"event": "done", "matrix_flops_per_second": speeds, "bytes_per_second": bandwidth})
 
 
@@ -198,17 +188,7 @@ def _product_speed(dtype: Any, size: int) -> float:
 
     scale = size**-0.5  # keeps the products in the range of float16
     left, right = (tf.cast(tf.random.stateless_normal((size, size), (0, seed)) * scale, dtype) for seed in (1, 2))
-
-    @tf.function(autograph=False)
-    def products(times: tf.Tensor) -> tf.Tensor:
-        # Each product needs the one before, so that none is left out or run beside another.
-        def body(step: tf.Tensor, value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            return step + 1, tf.linalg.matmul(value, right)
-
-        _, value = tf.while_loop(lambda step, value: step < times, body, (0, left), parallel_iterations=1)
-        return value[0, 0]
-
-    return 2 * size**3 / _seconds_of_one(lambda times: products(tf.constant(times)).numpy())
+    return 2 * size**3 / _seconds_of_one(lambda value: tf.linalg.matmul(value, right), left)
 
 
 def _copy_speed(num_bytes: int) -> float:
@@ -216,29 +196,32 @@ def _copy_speed(num_bytes: int) -> float:
     import tensorflow as tf
 
     source = tf.zeros((num_bytes // 4,), tf.float32)
+    return 2 * num_bytes / _seconds_of_one(lambda value: tf.raw_ops.DeepCopy(x=value), source)
+
+
+def _seconds_of_one(operation: Callable[[Any], Any], first: Any) -> float:
+    """The least time of one operation on a tensor over several windows, after a warm-up.
+
+    Each needs the result of the one before, so that none is left out or run beside another.
+    """
+    import tensorflow as tf
 
     @tf.function(autograph=False)
-    def copies(times: tf.Tensor) -> tf.Tensor:
+    def repeated(times: tf.Tensor) -> tf.Tensor:
         def body(step: tf.Tensor, value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            return step + 1, tf.raw_ops.DeepCopy(x=value)
+            return step + 1, operation(value)
 
-        _, value = tf.while_loop(lambda step, value: step < times, body, (0, source), parallel_iterations=1)
-        return value[0]
+        _, value = tf.while_loop(lambda step, value: step < times, body, (0, first), parallel_iterations=1)
+        return value[(0,) * len(value.shape)]
 
-    return 2 * num_bytes / _seconds_of_one(lambda times: copies(tf.constant(times)).numpy())
-
-
-def _seconds_of_one(run: Callable[[int], Any]) -> float:
-    """The least time of one repetition over several windows, after a warm-up; `run` waits for the device."""
-    run(1)
-    started = time.perf_counter()
-    run(2)
-    times = max(2, int(_MIN_SECONDS / max(1e-6, (time.perf_counter() - started) / 2)))
-    seconds = []
-    for _ in range(_NUM_WINDOWS):
+    def get_seconds(times: int) -> float:
         started = time.perf_counter()
-        run(times)
-        seconds.append((time.perf_counter() - started) / times)
-        if sum(seconds) * times > _NUM_WINDOWS * 3 * _MIN_SECONDS:
-            break
-    return min(seconds)
+        repeated(tf.constant(times)).numpy()  # waits for the device
+        return time.perf_counter() - started
+
+    get_seconds(1)
+    times = max(2, int(_MIN_SECONDS / max(1e-6, get_seconds(2) / 2)))
+    seconds: list[float] = []
+    while len(seconds) < _NUM_WINDOWS and sum(seconds) <= _NUM_WINDOWS * 3 * _MIN_SECONDS:
+        seconds.append(get_seconds(times))
+    return min(seconds) / times

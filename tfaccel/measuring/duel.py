@@ -222,8 +222,9 @@ def what_is_wrong(
         return departure(losses, losses)
     if not all(map(math.isfinite, reference_losses)):
         return "The loss of float32, with which it should be compared, is not finite."
-    if plan.accumulation_steps != reference.accumulation_steps and child.depends_on_micro_batches:
-        return f"Micro-batches would change the results: {child.depends_on_micro_batches}."
+    depends = child.built["depends_on_micro_batches"]
+    if depends and plan.accumulation_steps != reference.accumulation_steps:
+        return f"Micro-batches would change the results: {depends}."
     return departure(losses, reference_losses)
 
 

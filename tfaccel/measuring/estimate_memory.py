@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfaccel.errors import PlanError, TfaccelError, WorkloadError
+from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.measuring.candidate_child import CandidateServers
@@ -112,7 +112,20 @@ def estimated_memory(
         "device_bytes": device_bytes(plan, hardware),
         "head_room": head_room,
     }
-    return _answer(servers, plan, {**task, "plan": plan.to_json(), "estimate": estimate}, limit_seconds)
+    server = servers.of(plan)
+    child = server.start("estimate", _PROGRAM, [], {})
+    child.send({**task, "plan": plan.to_json(), "estimate": estimate})
+    try:
+        message = server.get_message(child, limit_seconds)
+    except TimeoutError:
+        server.kill(child)
+        raise WorkloadError(f"Tracing the training step took longer than {limit_seconds:g} seconds.") from None
+    if message is None:
+        ended = f"{child.how_it_ended()}. {server.end_of_log(child)}"
+        raise WorkloadError(f"The process that traces the training step {ended}"[:500])
+    if message["event"] == "failed":
+        raise (PlanError if message["kind"] == "PlanError" else WorkloadError)(message["cause"])
+    return MemoryEstimate.from_json(message["estimate"])
 
 
 def _check(batch_sizes: Sequence[int], head_room: float) -> None:
@@ -129,21 +142,3 @@ def device_bytes(plan: Plan, hardware: Hardware) -> int | None:
         return hardware.memory_bytes
     sizes = [device.memory_bytes for device in hardware.devices if device.name in plan.devices]
     return min((size for size in sizes if size), default=None)
-
-
-def _answer(servers: CandidateServers, plan: Plan, task: dict[str, Any], limit_seconds: float) -> MemoryEstimate:
-    server = servers.of(plan)
-    child = server.start("estimate", _PROGRAM, [], {})
-    child.send(task)
-    try:
-        message = server.get_message(child, limit_seconds)
-    except TimeoutError:
-        server.kill(child)
-        raise WorkloadError(f"Tracing the training step took longer than {limit_seconds:g} seconds.") from None
-    if message is None:
-        ended = f"{child.how_it_ended()}. {server.end_of_log(child)}"
-        raise WorkloadError(f"The process that traces the training step {ended}"[:500])
-    if message["event"] == "failed":
-        errors: dict[str, type[TfaccelError]] = {"PlanError": PlanError}
-        raise errors.get(message["kind"], WorkloadError)(message["cause"])
-    return MemoryEstimate.from_json(message["estimate"])

@@ -118,12 +118,9 @@ def _check_batches(workload: Workload) -> None:
 
 def _limit(search: BatchOptions, plan: Plan, hardware: Hardware) -> int | None:
     """The memory limit: the user's, but never more than is available."""
-    if not plan.devices[0].startswith("CPU"):
-        known = [search.memory_limit_bytes, plan.gpu_memory_limit_bytes, device_bytes(plan, hardware)]
-        return min((one for one in known if one is not None), default=None)
-    free = free_memory_bytes(Machine.here())
-    known = [search.memory_limit_bytes, hardware.memory_bytes, free]
-    return min(one for one in known if one is not None)
+    free = free_memory_bytes(Machine.here()) if plan.devices[0].startswith("CPU") else None
+    known = [search.memory_limit_bytes, plan.gpu_memory_limit_bytes, device_bytes(plan, hardware), free]
+    return min((one for one in known if one is not None), default=None)
 
 
 class SearchEnded(Exception):
@@ -149,7 +146,7 @@ class BatchSearch:
     ) -> None:
         self._name, self._plan, self._options, self._on_trial = name, plan, options, on_trial
         self._unit = plan.accumulation_steps  # a replica batch is a multiple of it
-        self._bound = batch_bound(plan, options, num_examples)
+        self._most, self._why_no_more = batch_bound(plan, options, num_examples)  # examples of a micro-batch
         self._trials: dict[int, BatchTrial] = {}
         self._relative_speeds: dict[int, float] = {}  # of replica batch sizes; that of the first is 1
         self._best: CandidateChild | None = None
@@ -180,8 +177,7 @@ class BatchSearch:
         return None if limit is None else int(limit * (1 - self._options.head_room))
 
     def _search(self) -> None:
-        most = self._bound.micro_batch_size
-        size = min(most, max(1, self._plan.micro_batch_size))
+        most, size = self._most, min(self._most, max(1, self._plan.micro_batch_size))
         fits, fails = 0, None
         while fails is None and size > fits:
             if self._try(size):
@@ -197,7 +193,7 @@ class BatchSearch:
             middle = (fits + fails) // 2
             fits, fails = (middle, fails) if self._try(middle) else (fits, middle)
         if fits == most:
-            self._stopped_because = self._bound.reason
+            self._stopped_because = self._why_no_more
         elif fits:
             self._stopped_because = "The next larger batch does not fit."
         else:
@@ -221,8 +217,9 @@ class BatchSearch:
             failed = replace(candidate, failure=text)
             self._note(BatchTrial(candidate=failed, fits=False, estimated_bytes=expected, was_tried=False))
             return False
-        self._check_time()
         began = time.monotonic()
+        if self._options.budget_seconds - (began - self._began) < self._longest_seconds:
+            raise SearchEnded(f"The time was spent (budget_seconds={self._options.budget_seconds:g}).")
         server, limit = self._servers.of(plan), self._options.limit_seconds
         task = {**self._task, "memory_limit_bytes": self._limit_beside_best(expected)}
         child = CandidateChild(server, task, plan, candidate.axis, limit_seconds=limit)
@@ -298,7 +295,8 @@ class BatchSearch:
                 return
             ratios.append(get_rate(child.window(num_steps), child.candidate.plan) / incumbent)
         child.candidate = replace(child.candidate, speedup=statistics.median(ratios))
-        self._renew(best)
+        size = best.candidate.plan.replica_batch_size
+        self._trials[size] = replace(self._trials[size], candidate=best.candidate, fits=self._fits(best))
         self._note_speed(child, statistics.median(ratios))
         if self._fits(child) and (not self._fits(best) or _is_faster(child, statistics.median(ratios), best)):
             best.end()
@@ -309,7 +307,8 @@ class BatchSearch:
         best, num_steps = self._best, steps_of_window(child)
         for _ in range(_ROUNDS):
             child.window(num_steps)
-        speedup = None if best is None else self._speed_against(best, child)
+        rates = [one.candidate.examples_per_second if one else None for one in (child, best)]
+        speedup = rates[0] / rates[1] if rates[0] and rates[1] else None
         child.candidate = replace(child.candidate, speedup=speedup)
         self._note_speed(child, speedup)
         if self._fits(child) and (speedup is None or _is_faster(child, speedup, best)):
@@ -324,15 +323,6 @@ class BatchSearch:
         elif speedup is not None:
             best = self._relative_speeds.get(self._best.candidate.plan.replica_batch_size, 1.0)
             self._relative_speeds[size] = speedup * best
-
-    def _speed_against(self, best: CandidateChild, child: CandidateChild) -> float | None:
-        rates = [one.candidate.examples_per_second for one in (child, best)]
-        return rates[0] / rates[1] if rates[0] and rates[1] else None
-
-    def _renew(self, child: CandidateChild) -> None:
-        """Keeps the windows that were added to a batch size."""
-        size = child.candidate.plan.replica_batch_size
-        self._trials[size] = replace(self._trials[size], candidate=child.candidate, fits=self._fits(child))
 
     def _limit_beside_best(self, expected: int | None) -> int | None:
         """The limit for a new process on the CPU; ends that of the best size if both might not fit together.
@@ -355,11 +345,6 @@ class BatchSearch:
         if self._best is not None and self._best_runs:
             self._best.end()
         self._best_runs = False
-
-    def _check_time(self) -> None:
-        left = self._options.budget_seconds - (time.monotonic() - self._began)
-        if left < self._longest_seconds:
-            raise SearchEnded(f"The time was spent (budget_seconds={self._options.budget_seconds:g}).")
 
     def _note(self, trial: BatchTrial) -> None:
         trial = replace(trial, relative_speed=self._relative_speeds.get(trial.replica_batch_size))

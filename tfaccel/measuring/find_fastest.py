@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from tfaccel.errors import PlanError, TfaccelError, WorkloadError
+from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.known_names import did_you_mean
@@ -15,11 +15,12 @@ from tfaccel.measuring.candidate_child import CandidateServers
 from tfaccel.measuring.plan_search import PlanSearch
 from tfaccel.measuring.report import MeasureOptions, Report, SearchProgress
 from tfaccel.measuring.workload_task import make_task
+from tfaccel.planning.cache import DAMAGES, say_ignored
 from tfaccel.planning.candidates import default_plan, taken_fields
 from tfaccel.planning.compile_arguments import data_after_model
 from tfaccel.planning.load_workload import given_workload
 from tfaccel.planning.moves import PROCESS_AXES
-from tfaccel.planning.plan_cache import CachedPlan, cached_plan, ignored, keep_plan
+from tfaccel.planning.plan_cache import PLAN_IGNORED, CachedPlan, cached_plan, keep_plan
 from tfaccel.planning.plan_environment import train_command
 from tfaccel.planning.workload import Workload
 from tfaccel.training.runtime import unavailable_settings
@@ -109,7 +110,8 @@ def find_fastest(
         report = search.report()
         command = train_command(workload, options, report.plan, rules=default_plan(hardware, made))
         report = replace(report, command=command)
-        is_more = search.has_earlier if earlier is not None else not _is_complete(known)
+        replaces_complete = known is not None and bool(known.report.get("complete", True))
+        is_more = search.has_earlier if earlier is not None else not replaces_complete
         if elsewhere or not (report.complete or is_more):
             return report
         file = keep_plan(hardware, made, key, report.plan, speedup=report.speedup, report=report.to_json())
@@ -151,16 +153,11 @@ def _check_one_worker(hardware: Hardware) -> None:
         )
 
 
-def _is_complete(known: CachedPlan | None) -> bool:
-    """Whether a search that came to an end is kept, which an interrupted one must not replace."""
-    return known is not None and bool(known.report.get("complete", True))
-
-
 def _read_report(known: CachedPlan) -> Report | None:
     """The report of a kept plan; None, and one line, if it is damaged."""
     try:
         report = Report.from_json(known.report)
         return report if report.plan == known.plan else None
-    except (TfaccelError, ValueError, LookupError, TypeError, AttributeError) as error:
-        ignored(known.file, error)
+    except DAMAGES as error:
+        say_ignored(PLAN_IGNORED.format(known.file), error)
         return None

@@ -57,8 +57,7 @@ def get_cost(
     """
     if replica_batch_size is not None:
         check_counts(replica_batch_size=replica_batch_size)
-    is_model = x is None and not isinstance(workload, str | Workload) and not inspect.isroutine(workload)
-    if is_model:
+    if x is None and not isinstance(workload, str | Workload) and not inspect.isroutine(workload):  # a model alone
         ignored = [*(["y"] if y is not None else []), *options]
         if ignored:
             raise WorkloadError(

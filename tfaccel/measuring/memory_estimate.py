@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tfaccel.errors import PlanError
 from tfaccel.planning.placements import STAGES
 from tfaccel.records import Record, SavedRecord
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 HEADINGS = (
     "replica batch",
@@ -22,10 +22,10 @@ HEADINGS = (
 )
 SAVING_HEADINGS = ("plan field", "weights", "gradients", "optimizer state", "activations", "total", "saves", "fits", "")
 _AS_PLANNED = "as planned"
+_FITS = {True: "yes", False: "no", None: ""}
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class BatchMemory:
     """The memory that training with one batch size takes on a device.
 
@@ -56,8 +56,7 @@ class BatchMemory:
         return self.total_bytes - self.activations_bytes + self.recomputed_activations_bytes
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class MemoryEstimate(SavedRecord):
     """The memory that training a workload with a plan takes on one device.
 
@@ -118,11 +117,10 @@ class MemoryEstimate(SavedRecord):
     batches: tuple[BatchMemory, ...]
     largest_replica_batch_size: int | None = None
     largest_recomputed_replica_batch_size: int | None = None
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "batches", tuple(sorted(self.batches, key=lambda one: one.replica_batch_size)))
-        object.__setattr__(self, "notes", tuple(self.notes))
         if not self.batches:
             raise PlanError("A memory estimate needs at least one batch size. Received: batches=().")
 
@@ -153,24 +151,13 @@ class MemoryEstimate(SavedRecord):
 
     def rows(self) -> list[list[str]]:
         """A table with a row for each batch size; `HEADINGS` are its columns."""
-        return [
-            [
-                f"{one.replica_batch_size:,}",
-                *(
-                    mebibytes(number)
-                    for number in (
-                        one.input_bytes,
-                        one.activations_bytes,
-                        one.temporaries_bytes,
-                        one.total_bytes,
-                        one.recomputed_activations_bytes,
-                        one.recomputed_total_bytes,
-                    )
-                ),
-                {True: "yes", False: "no", None: ""}[self.fits(one.replica_batch_size)],
-            ]
-            for one in self.batches
-        ]
+        rows = []
+        for one in self.batches:
+            kept = (one.input_bytes, one.activations_bytes, one.temporaries_bytes, one.total_bytes)
+            recomputed = (one.recomputed_activations_bytes, one.recomputed_total_bytes)
+            fits = _FITS[self.fits(one.replica_batch_size)]
+            rows.append([f"{one.replica_batch_size:,}", *map(mebibytes, (*kept, *recomputed)), fits])
+        return rows
 
 
 def mebibytes(num_bytes: int) -> str:
@@ -211,8 +198,7 @@ class WayToSave(Record):
         """The cells of a table whose columns are `SAVING_HEADINGS`."""
         numbers = (self.weights_bytes, self.gradients_bytes, self.optimizer_bytes, self.activations_bytes)
         saved = "" if self.field == _AS_PLANNED else mebibytes(self.saved_bytes)
-        fits = {True: "yes", False: "no", None: ""}[self.fits]
-        return [self.field, *map(mebibytes, numbers), mebibytes(self.total_bytes), saved, fits, self.remark]
+        return [self.field, *map(mebibytes, numbers), mebibytes(self.total_bytes), saved, _FITS[self.fits], self.remark]
 
 
 def ways_to_save(

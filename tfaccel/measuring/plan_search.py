@@ -35,6 +35,7 @@ from tfaccel.planning.workload import Workload
 from tfaccel.training.run.result import installed_versions
 
 _INTERRUPTED = "It was interrupted."
+_UNCHECKED = " Losses were compared with those of the rules' plan: float32 without XLA could not be measured."
 _WAITING_SHARE = 0.05  # of the time; where a CPU waits less for its input, other settings of the pipeline cannot help
 _MOSTLY_WAITING = 0.3  # then they come first
 _LOADED_AHEAD = 2  # moves
@@ -320,11 +321,6 @@ class PlanSearch:
         self._memory.note(child.candidate.plan, error)
         self._note(child.fail(str(error)))
 
-    def _what_is_unchecked(self) -> str:
-        if self._reference is None or not self._candidates[self._reference].failure:
-            return ""
-        return " Losses were compared with those of the rules' plan: float32 without XLA could not be measured."
-
     @property
     def has_result(self) -> bool:
         """Whether a plan has been chosen so far."""
@@ -338,6 +334,7 @@ class PlanSearch:
         reasons = {**dict(self._chosen.reasons), **self._gains.reasons(self._chosen)}
         self._candidates[self._chosen] = replace(chosen, plan=replace(chosen.plan, reasons=tuple(reasons.items())))
         earlier = 0.0 if self._earlier is None else self._earlier.seconds
+        unchecked = self._reference is not None and self._candidates[self._reference].failure
         return Report(
             workload=self._workload.name,
             candidates=tuple(self._candidates.values()),
@@ -346,7 +343,7 @@ class PlanSearch:
             seconds=earlier + self._limits.seconds,
             hardware=self._hardware.to_json(),
             versions=installed_versions(),
-            stopped_because=self._stopped_because + self._what_is_unchecked(),
+            stopped_because=self._stopped_because + (_UNCHECKED if unchecked else ""),
             complete=self._stopped_because != _INTERRUPTED,
             budget_seconds=self._limits.budget_seconds,
             max_candidates=self._options.max_candidates,

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
-from tfaccel.argument_types import checks_types
 from tfaccel.errors import PlanError
-from tfaccel.known_names import suggests_names
 from tfaccel.planning.option_checks import check_seed
 from tfaccel.planning.plan import Plan
 from tfaccel.records import Record, SavedRecord
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 from tfaccel.training.run.performance import TimedWindow
 
 FIRST_PLAN, REFERENCE = "first plan", "reference"  # axes of candidates that no move led to
@@ -22,8 +20,7 @@ FIRST_SECONDS, TAUGHT_SECONDS = 30.0, 20.0  # of a search; where earlier ones on
 HEADINGS = ("plan", "examples/s", "speed", "spread", "first steps", "memory", "outcome")
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class Candidate(Record):
     """A plan, and what was measured of it.
 
@@ -72,10 +69,7 @@ class Candidate(Record):
         return relative_spread([window.seconds / window.num_steps for window in self.windows])
 
 
-@short_repr
-@suggests_names
-@checks_types(PlanError, checks_numbers=True)
-@dataclass(frozen=True, kw_only=True)
+@noun(error=PlanError)
 class MeasureOptions:
     """How `find_fastest` measures.
 
@@ -113,8 +107,7 @@ class MeasureOptions:
         check_seed(self.seed)
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class Report(SavedRecord):
     """All plans that `find_fastest` measured, and the one that it chose.
 

@@ -25,7 +25,7 @@ from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_cache import chosen_plan, plan_key
 from tfaccel.planning.workload import Workload
 from tfaccel.records import SavedRecord
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 from tfaccel.training.run.performance import INPUT_BOUND_FROM, TimedWindow
 
 EXPLAINED_FROM = 0.5  # fraction of the step time that arithmetic and memory must explain to be what bounds it
@@ -116,13 +116,13 @@ def _measured(
     step_seconds = statistics.median(window.seconds / window.num_steps for window in windows)
     on_progress(f"a step takes {1e3 * step_seconds:,.3g} ms")
     busy = _mean(windows, lambda one: one.gpu_utilization)
+    cores = _mean(windows, lambda one: (one.cpu_seconds or 0.0) / one.seconds) or 0.0
     waits = _mean(windows, lambda one: None if one.waited_seconds is None else one.waited_seconds / one.seconds)
     plan = child.candidate.plan
     if plan.devices[0].startswith("GPU") and waits is not None:  # an upper bound: a GPU that computes does not wait
         waits = None if busy is None else min(waits, 1 - busy)
     computed = step_seconds * (1 - min(1.0, max(0.0, waits or 0.0)))
     traced = sum(times.values())  # the profiler makes steps slower
-    cores = max(1, hardware.num_usable_cores)
     return Roofline(
         workload=workload.name,
         plan=plan,
@@ -131,7 +131,7 @@ def _measured(
         step_seconds=step_seconds,
         layer_seconds={name: seconds * computed / traced for name, seconds in times.items()},
         input_wait_share=None if waits is None else min(1.0, max(0.0, waits)),
-        cpu_utilization=(_mean(windows, lambda one: (one.cpu_seconds or 0.0) / one.seconds) or 0.0) / cores,
+        cpu_utilization=cores / hardware.num_usable_cores,
         gpu_utilization=busy,
     )
 
@@ -165,13 +165,17 @@ class LayerLimit:
     seconds: float | None = None
 
     @property
+    def flops_per_second(self) -> float:
+        """Of its matrix products: as measured, or at the limit if the time is unknown."""
+        return self.cost.matrix_flops / (self.seconds or self.least_seconds)
+
+    @property
     def limit_share(self) -> float | None:
         """The least time divided by the measured one; above 1 if caches serve many of the bytes; None if unknown."""
         return self.least_seconds / self.seconds if self.seconds else None
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class Roofline(SavedRecord):
     """How close a workload's training step comes to the limits of the machine.
 
@@ -225,6 +229,12 @@ class Roofline(SavedRecord):
     layer_seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
+    def matrix_flops_ceilings(self) -> dict[str, float]:
+        """Dtype -> floating-point operations per second of all devices."""
+        count = num_limited_devices(self.plan)
+        return {name: count * speed for name, speed in self.ceilings.matrix_flops_per_second.items()}
+
+    @property
     def matrix_flops_ceiling(self) -> float:
         """Floating-point operations per second of all devices, in the compute dtype."""
         return self.ceilings.matrix_flops(compute_dtype(self.plan)) * num_limited_devices(self.plan)
@@ -267,21 +277,17 @@ class Roofline(SavedRecord):
     @property
     def text(self) -> str:
         """The verdict in a sentence, or two if the limits are in doubt."""
-        return f"{self._verdict} {self.ceilings.doubt}".rstrip()
-
-    @property
-    def _verdict(self) -> str:
         limits = f"MFU {self.mfu:.2f}, memory at {100 * self.memory_share:.0f} % of its speed"
+        verdict = f"Bound by {self.bound}: {limits}."
         if self.bound == "input":
-            return (
-                f"Bound by input: {100 * (self.input_wait_share or 0):.0f} % of the step time is spent waiting for it."
-            )
-        if self.bound == "host":
-            return (
+            share = self.input_wait_share or 0
+            verdict = f"Bound by input: {100 * share:.0f} % of the step time is spent waiting for it."
+        elif self.bound == "host":
+            verdict = (
                 f"Bound by the host: arithmetic and memory explain {100 * self.limit_share:.0f} % of the step time "
                 f"({limits}). The rest is spent on launching operations, and on operations too small to be fast."
             )
-        return f"Bound by {self.bound}: {limits}."
+        return f"{verdict} {self.ceilings.doubt}".rstrip()
 
     def layers(self) -> list[LayerLimit]:
         """The limit of each row of the cost."""

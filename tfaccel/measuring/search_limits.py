@@ -101,9 +101,8 @@ class SearchLimits:
             count = "One plan was" if len(measured) == 1 else f"{len(measured)} plans were"
             return f"{count} measured (max_candidates={options.max_candidates})."
         budget = self.budget_seconds
-        if self.seconds + self.times.expected(plan, is_new=is_new) <= budget:
-            return ""
-        if len(measured) == 1 and options.budget_seconds is None:
+        has_time = self.seconds + self.times.expected(plan, is_new=is_new) <= budget
+        if has_time or (len(measured) == 1 and options.budget_seconds is None):
             return ""
         if len(measured) == 1:
             start, longest = self.times.start_seconds, self.times.longest

@@ -13,19 +13,17 @@ import contextlib
 import functools
 import itertools
 import math
-import traceback
 from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfaccel.errors import PlanError
 from tfaccel.hardware.cpu import resident_bytes
 from tfaccel.measuring.memory_estimate import BatchMemory, MemoryEstimate
 from tfaccel.measuring.step_values import STRING_BYTES, StepValue, StepValues, read_values
-from tfaccel.measuring.workload_task import get_cause, load_task
+from tfaccel.measuring.workload_task import answered, load_task
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.training.kernels.fused_kernels import fused_kernels
@@ -47,15 +45,12 @@ _MAX_MICRO_BATCH_SIZE = 1 << 24
 
 def main(connection: Connection, arguments: list[str]) -> int:
     """Estimates once, and sends the estimate to the parent; returns the exit status."""
-    task = connection.recv()
-    try:
-        estimate = estimate_here(load_task(task), Plan.from_json(task["plan"]), **task["estimate"])
-    except Exception as error:
-        traceback.print_exc()
-        connection.send({"event": "failed", "cause": get_cause(error), "kind": type(error).__name__})
-        return 1
+    return answered(connection, _estimate)
+
+
+def _estimate(connection: Connection, task: dict[str, Any]) -> None:
+    estimate = estimate_here(load_task(task), Plan.from_json(task["plan"]), **task["estimate"])
     connection.send({"event": "estimated", "estimate": estimate.to_json()})
-    return 0
 
 
 def estimate_here(
@@ -104,6 +99,7 @@ class _TracedStep:
     A model that accepts no other batch size is traced for the plan's alone.
 
     Attributes:
+        traces: batch size -> the values of the step that was traced for it.
         optimizer: the name of the optimizer's class.
         num_parameters: trainable parameters.
         weights_bytes, gradients_bytes, optimizer_bytes, embedding_bytes, embedding_slots_bytes: as in `MemoryEstimate`.
@@ -124,16 +120,17 @@ class _TracedStep:
                 stack.enter_context(recomputed_blocks(model))
             if plan.logit_chunks > 1:
                 stack.enter_context(logits_in_chunks(model, num_chunks=plan.logit_chunks, trains=False))
-            self._traces = {plan.micro_batch_size: read(plan.micro_batch_size)}
+            self.traces = {plan.micro_batch_size: read(plan.micro_batch_size)}
             with contextlib.suppress(Exception):  # whatever a model with a fixed batch size raises
                 for factor in (2, 4):  # small tensors may be made in another way
                     if not self.has_any_size:
-                        self._traces[factor * plan.micro_batch_size] = read(factor * plan.micro_batch_size)
+                        self.traces[factor * plan.micro_batch_size] = read(factor * plan.micro_batch_size)
         optimizers = list(get_optimizers(model).values())
         tables = [layer.embeddings for layer in get_embeddings(model) if layer.trainable]
-        slots = [_get_slots(one, table) for one in map(inner_optimizer, optimizers) for table in tables]
+        inner = list(map(inner_optimizer, optimizers))
+        slots = [get_slots(one, table) for one in inner for table in tables if knows(one, table)]
         leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
-        self.optimizer = ", ".join(type(inner_optimizer(one)).__name__ for one in optimizers) or "none"
+        self.optimizer = ", ".join(type(one).__name__ for one in inner) or "none"
         self.num_parameters = sum(math.prod(variable.shape) for variable in model.trainable_variables)
         self.weights_bytes = _count_bytes(model.variables)
         self.gradients_bytes = _count_bytes(model.trainable_variables)
@@ -145,26 +142,17 @@ class _TracedStep:
         )
 
     @property
-    def sizes(self) -> list[int]:
-        """The batch sizes for which it was traced."""
-        return list(self._traces)
-
-    @property
     def has_any_size(self) -> bool:
         """Whether the values for any batch size can be derived: those of the last two differ only in their shapes."""
-        last = list(self._traces.values())[-2:]
+        last = list(self.traces.values())[-2:]
         return len(last) == 2 and last[0].is_like(last[1])
 
     def values(self, batch_size: int) -> StepValues:
         """The values for a batch size: one that was traced, or any, if `has_any_size`."""
-        if batch_size in self._traces:
-            return self._traces[batch_size]
-        (first, small), (second, large) = list(self._traces.items())[-2:]
+        if batch_size in self.traces:
+            return self.traces[batch_size]
+        (first, small), (second, large) = list(self.traces.items())[-2:]
         return small.toward(large, (batch_size - first) / (second - first))
-
-
-def _get_slots(optimizer: keras.optimizers.Optimizer, table: keras.Variable) -> list[keras.Variable]:
-    return get_slots(optimizer, table) if knows(optimizer, table) else []
 
 
 def _count_bytes(variables: Iterable[Any]) -> int:
@@ -270,7 +258,7 @@ class _Sizes:
                 f"A replica batch size must be at least 1, and divisible by accumulation_steps. Received: {size}, "
                 f"accumulation_steps={steps}."
             )
-        if not self._step.has_any_size and size // steps not in self._step.sizes:
+        if not self._step.has_any_size and size // steps not in self._step.traces:
             raise PlanError(
                 f"The training step cannot be traced for batches of {2 * self._plan.micro_batch_size} rows, or is "
                 f"another one then: only {self._plan.replica_batch_size} rows can be estimated. Received: {size}."
@@ -287,7 +275,7 @@ class _Sizes:
 
     def _notes(self) -> list[str]:
         notes = []
-        num_unknown = max(self._step.values(size).num_unknown for size in self._step.sizes)
+        num_unknown = max(values.num_unknown for values in self._step.traces.values())
         if self._plan.devices_per_replica > 1:
             notes.append(
                 f"This is for the whole model on one device; its {self._plan.devices_per_replica} stages share it."

@@ -228,7 +228,8 @@ class _Reader:
                 tf.variant,
             )
             shape = self._shape(tensor, operation, name) if takes_memory else (0,)
-            made.append(_Found(shape, _item_bytes(tensor), layer, layer, is_late=is_late, is_gradient=is_gradient))
+            item_bytes = STRING_BYTES if tensor.dtype == tf.string else int(tensor.dtype.size or 0)
+            made.append(_Found(shape, item_bytes, layer, layer, is_late=is_late, is_gradient=is_gradient))
         if kind in _ITEM_ADDED:
             (given if kind in _SAME_MEMORY else made)[0].items.append(given[_ITEM_ADDED[kind]])
         if kind == "TensorListGetItem" and given[0].items:  # a slice of the tensor that was made a list
@@ -267,7 +268,10 @@ class _Reader:
             turns = 1
         body = self._counts.enter(operation)[1]
         before = len(self.found)
-        carried = [self._carried(one, tensor) for one, tensor in zip(given, body.inputs, strict=True)]
+        carried = [  # a handle or a list itself; for a tensor, the loop's own or that of the turn before
+            one if tensor.dtype in (tf.resource, tf.variant) else _Found(items=[one], is_late=one.is_late)
+            for one, tensor in zip(given, body.inputs, strict=True)
+        ]
         results = self._of_function(body, carried, name)
         for argument, outer, result in zip(carried, given, results, strict=True):
             if argument is not outer:
@@ -277,10 +281,6 @@ class _Reader:
         for value in {item for one in lists for item in one.with_items()} & of_body:
             value.shape = (turns, *value.shape)
         return results
-
-    def _carried(self, given: _Found, tensor: Any) -> _Found:
-        """What a loop's body takes: a handle or a list itself; for a tensor, its own or that of the turn before."""
-        return given if tensor.dtype in (tf.resource, tf.variant) else _Found(items=[given], is_late=given.is_late)
 
     def _shape(self, tensor: Any, operation: Any, name: str) -> tuple[int, ...]:
         """The shape of a tensor; if that depends on data, that of the operation's largest input."""
@@ -294,10 +294,6 @@ class _Reader:
 
 def _known_shape(tensor: Any) -> tuple[int, ...] | None:
     return tuple(tensor.shape.as_list()) if tensor.shape.is_fully_defined() else None
-
-
-def _item_bytes(tensor: Any) -> int:
-    return STRING_BYTES if tensor.dtype == tf.string else int(tensor.dtype.size or 0)
 
 
 def _is_constant(operation: Any) -> bool:

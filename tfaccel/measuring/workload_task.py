@@ -1,12 +1,14 @@
 """A workload as a message to child processes: `make_task` in the parent, `load_task` in the child.
 
-`get_cause` words the child's failure.
+`answered` runs the child, and `get_cause` words its failure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,23 @@ def load_task(task: Mapping[str, Any]) -> Workload:
     if reference.kind in ("recipe", "import"):
         return as_workload(reference.import_path(), **options)
     return as_workload(reference.load(), **options)
+
+
+def answered(connection: Connection, work: Callable[[Connection, Any], None]) -> int:
+    """Does what the parent orders, and sends it the cause of a failure; returns the exit status.
+
+    Args:
+        connection: to the parent, which sends the order first.
+        work: takes the connection and the order.
+    """
+    order = connection.recv()
+    try:
+        work(connection, order)
+    except Exception as error:
+        traceback.print_exc()
+        connection.send({"event": "failed", "cause": get_cause(error), "kind": type(error).__name__})
+        return 1
+    return 0
 
 
 def get_cause(error: Exception) -> str:

@@ -20,7 +20,11 @@ from tfaccel.planning.plan import Plan
 
 logger = logging.getLogger("tfaccel")
 
-DAMAGES = (TfaccelError, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+# What reading a damaged file may raise.
+DAMAGES = (
+    *(TfaccelError, OSError, ValueError, LookupError, TypeError),
+    *(AttributeError, ArithmeticError, RecursionError, StopIteration),
+)
 _ROOFLINE_FORMAT = 1
 _Kept = TypeVar("_Kept")
 
@@ -71,6 +75,11 @@ def read_from_cache(file: Path | None, read: Callable[[Any], _Kept], ignored: st
         return None
 
 
+def today() -> str:
+    """The date, as entries have it."""
+    return time.strftime("%Y-%m-%d")
+
+
 def say_ignored(ignored: str, error: Exception) -> None:
     """Says, once, that a damaged or stale file is ignored, and why."""
     warn_once(f"{ignored}: {type(error).__name__}: {in_one_line(error, 200)}")
@@ -84,7 +93,7 @@ def keep_roofline(workload_key: str, plan: Plan, roofline: Mapping[str, Any]) ->
         plan: the plan that was measured.
         roofline: what was measured, as JSON data.
     """
-    entry = {"format": _ROOFLINE_FORMAT, "measured": time.strftime("%Y-%m-%d"), "roofline": dict(roofline)}
+    entry = {"format": _ROOFLINE_FORMAT, "measured": today(), "roofline": dict(roofline)}
     return keep_in_cache(_roofline_file(workload_key, plan), entry, "The roofline was")
 
 

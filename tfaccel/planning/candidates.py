@@ -1,8 +1,7 @@
 """The plans worth considering for a machine and a workload, best first by rule of thumb."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 from tfaccel.errors import PlanError
@@ -11,7 +10,7 @@ from tfaccel.planning.own_model import RebuiltModel
 from tfaccel.planning.placements import SET_BY_YOU, Case, Choice, placements
 from tfaccel.planning.plan import SETTINGS, Plan, check_field_names, check_value, default_value, plan_field_names
 from tfaccel.planning.plan_checks import PRECISION
-from tfaccel.planning.rules import RULES, Rule
+from tfaccel.planning.rules import RULES
 from tfaccel.planning.short_names import full_names
 from tfaccel.planning.workload import Workload
 
@@ -23,12 +22,6 @@ _PLACEMENT_COST, _SINGLE_COST = 10, 100
 
 
 _NO_WORKLOAD: Any = None  # required; a default, so that the error message can say so
-
-
-@dataclass(frozen=True)
-class _Draft:
-    case: Case
-    cost: int
 
 
 def candidate_plans(
@@ -69,16 +62,15 @@ def candidate_plans(
     fixed = checked_fields(fixed, hardware)
     if "dtype_policy" in fixed and isinstance(workload.build_model, RebuiltModel):
         workload.build_model.check_dtype_policy(fixed["dtype_policy"])
-    given: Any = {"hardware": hardware, "workload": workload, "fixed": fixed, "step_operations": step_operations}
-    drafts = [
-        _Draft(Case(**given, choices=placement), rank * _PLACEMENT_COST)
-        for rank, placement in enumerate(placements(hardware, workload, fixed, training_bytes))
+    case = Case(hardware=hardware, workload=workload, fixed=fixed, choices={}, step_operations=step_operations)
+    cases = [
+        replace(case, choices=placement, cost=rank * _PLACEMENT_COST)
+        for rank, placement in enumerate(placements(case, training_bytes))
     ]
     for name in dict.fromkeys([*_COMBINED, *RULES, *(name for name, one in SETTINGS.items() if one.reason)]):
         cost = 1 if name in _COMBINED else _SINGLE_COST
-        rule = RULES.get(name, partial(_default_choices, name))
-        drafts = [further for draft in drafts for further in _apply(draft, name, rule, cost=cost)]
-    return _plans(sorted(drafts, key=lambda draft: draft.cost))
+        cases = [further for case in cases for further in _apply(case, name, cost=cost)]
+    return _plans(sorted(cases, key=lambda case: case.cost))
 
 
 def default_plan(
@@ -159,32 +151,29 @@ def given_plan(plan: Plan | Mapping[str, Any] | None, options: dict[str, Any]) -
     return None
 
 
-def _default_choices(name: str, case: Case) -> list[Choice]:
-    """The default of a field that no rule decides, and its reason."""
-    del case
-    return [Choice(default_value(name), SETTINGS[name].reason)]
-
-
-def _apply(draft: _Draft, name: str, rule: Rule, *, cost: int) -> list[_Draft]:
-    """The draft with each choice of one field; only the best draft gets further choices of single fields."""
-    case = draft.case
-    choices = [Choice(case.fixed[name], SET_BY_YOU)] if name in case.fixed else rule(case)
-    if cost >= _SINGLE_COST and draft.cost > 0:
+def _apply(case: Case, name: str, *, cost: int) -> list[Case]:
+    """The case with each choice of one field; only the best case gets further choices of single fields."""
+    if name in case.fixed:
+        choices = [Choice(case.fixed[name], SET_BY_YOU)]
+    elif name in RULES:
+        choices = RULES[name](case)
+    else:
+        choices = [Choice(default_value(name), SETTINGS[name].reason)]
+    if cost >= _SINGLE_COST and case.cost > 0:
         choices = choices[:1]
     return [
-        _Draft(replace(case, choices={**case.choices, name: choice}), draft.cost + rank * cost)
+        replace(case, choices={**case.choices, name: choice}, cost=case.cost + rank * cost)
         for rank, choice in enumerate(choices)
     ]
 
 
-def _plans(drafts: list[_Draft]) -> list[Plan]:
-    """The plans of all valid drafts; raises the error of the best draft if none is valid."""
+def _plans(cases: list[Case]) -> list[Plan]:
+    """The plans of all valid cases; raises the error of the best case if none is valid."""
     plans: list[Plan] = []
     errors: list[PlanError] = []
-    for draft in drafts:
-        choices = draft.case.choices
-        values = {name: choices[name].value for name in choices}
-        reasons = tuple((name, choices[name].reason) for name in plan_field_names())
+    for case in cases:
+        values = {name: choice.value for name, choice in case.choices.items()}
+        reasons = tuple((name, case.choices[name].reason) for name in plan_field_names())
         try:
             plans.append(Plan(**values, reasons=reasons))
         except PlanError as error:

@@ -124,7 +124,10 @@ class CompilationCache:
             compiled = sum(self._copied(file) for file in new)
             loaded = self._just_loaded() if self._is_filled else 0  # else another process has made the links
             if compiled or loaded:
-                self._count(compiled, loaded)
+                counts = _read_counts(self.directory)
+                counts["compiled"] += compiled
+                counts["loaded"] += loaded
+                write_json(self.directory / _COUNTS, counts)
 
     def _copied(self, file: Path) -> bool:
         """Copies a program to the others, and puts a link in its place."""
@@ -150,12 +153,6 @@ class CompilationCache:
 
     def _unused(self) -> list[Path]:
         return [file for file in self.folder.glob("*.pb") if file.name not in self._used]
-
-    def _count(self, compiled: int, loaded: int) -> None:
-        counts = _read_counts(self.directory)
-        counts["compiled"] += compiled
-        counts["loaded"] += loaded
-        write_json(self.directory / _COUNTS, counts)
 
     def close(self) -> None:
         """`keep`, and removes this process's folder."""

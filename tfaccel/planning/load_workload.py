@@ -6,7 +6,6 @@ import ast
 import inspect
 import json
 import os
-import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -59,9 +58,13 @@ def load_workload(import_path: str, **kwargs: Any) -> Workload:
         ...
         tfaccel.errors.WorkloadError: A workload is written package.module:function. Received: 'my_project.digits'.
     """
+    return _from_object(import_path, _imported(import_path), kwargs)
+
+
+def _imported(import_path: str) -> Any:
     if not is_import_path(import_path):
         raise WorkloadError(f"A workload is written package.module:function. Received: {import_path!r}.")
-    return _from_object(import_path, import_named(import_path, error_type=WorkloadError), kwargs)
+    return import_named(import_path, error_type=WorkloadError)
 
 
 def as_workload(given: Workload | str | Callable[..., Any], **options: Any) -> Workload:
@@ -244,15 +247,9 @@ def list_recipes() -> tuple[RecipeEntry, ...]:
         True
     """
     spec = find_spec(RECIPES_PACKAGE)
-    folders = [] if spec is None else list(spec.submodule_search_locations or [])
-    modules = pkgutil.iter_modules(folders)
-    entries = [
-        RecipeEntry(module.name, read_summary(Path(folder) / f"{module.name}.py"))
-        for module in modules
-        for folder in folders
-        if not module.ispkg and not module.name.startswith("_") and (Path(folder) / f"{module.name}.py").is_file()
-    ]
-    return tuple(sorted(entries, key=lambda entry: entry.name))
+    folders = [] if spec is None else spec.submodule_search_locations or []
+    files = sorted(file for folder in folders for file in Path(folder).glob("[!_]*.py"))
+    return tuple(RecipeEntry(file.stem, read_summary(file)) for file in files)
 
 
 def read_summary(path: Path) -> str:
@@ -348,12 +345,12 @@ def _made(import_path: str, config: Mapping[str, Any]) -> Workload:
 
     Another function, whose workload chooses what to record, gets those that differ from its own choice.
     """
-    options = dict(config.get("options", {}))
-    if _recorded_names(import_path) == options.keys():
-        return load_workload(import_path, **options)
-    parameters = _parameters(import_path)
+    options, function = dict(config["options"]), _imported(import_path)
+    if getattr(function, "recorded_names", None) == options.keys():  # of a `tfaccel.recipe`
+        return _from_object(import_path, function, options)
+    parameters = inspect.signature(function).parameters if callable(function) else {}
     needed = {name: options[name] for name, one in parameters.items() if one.default is one.empty and name in options}
-    own = load_workload(import_path, **needed)
+    own = _from_object(import_path, function, needed)
     takes_more = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     chosen = dict(needed)
     for name, value in options.items():
@@ -361,21 +358,4 @@ def _made(import_path: str, config: Mapping[str, Any]) -> Workload:
         taken = name in parameters or (takes_more and name in _TRAINING)
         if taken and value != own.options.get(name) and not (value is None and default is not None):
             chosen[name] = value
-    return load_workload(import_path, **chosen) if chosen != needed else own
-
-
-def _recorded_names(import_path: str) -> Any:
-    """The options that a `tfaccel.recipe` records; None for another function."""
-    module, _, function = import_path.partition(":")
-    try:
-        return getattr(getattr(import_module(module), function), "recorded_names", None)
-    except (ImportError, AttributeError):
-        return None
-
-
-def _parameters(import_path: str) -> Mapping[str, inspect.Parameter]:
-    module, _, function = import_path.partition(":")
-    try:
-        return inspect.signature(getattr(import_module(module), function)).parameters
-    except (ImportError, AttributeError, TypeError, ValueError):
-        return {}
+    return _from_object(import_path, function, chosen) if chosen != needed else own

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import math
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from tfaccel.errors import PlanError
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.cache import cache_file, get_digest, keep_in_cache, read_from_cache
 from tfaccel.planning.plan import Plan
+from tfaccel.planning.plan_checks import get_kind
 from tfaccel.planning.plan_environment import get_environment
 from tfaccel.records import Record
 from tfaccel.short_repr import noun
@@ -21,7 +21,6 @@ from tfaccel.short_repr import noun
 TENSOR_FLOAT_32 = "tensorfloat32"  # float32 tensors, whose products GPUs compute with 10 bits of mantissa
 _FORMAT = 3
 _PACKAGES = ("keras", "tensorflow")
-_COMPUTE_DTYPES = {"float32": "float32", "mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
 
 
 @noun
@@ -54,7 +53,6 @@ class MachineCeilings(Record):
     disturbed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "disturbed", tuple(self.disturbed))
         for name, value in {**self.matrix_flops_per_second, "memory": self.bytes_per_second}.items():
             if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
                 raise PlanError(f"A ceiling must be a positive number. Received: {name}={value!r}.")
@@ -92,7 +90,7 @@ def compute_dtype(plan: Plan) -> str:
     """
     if plan.grappler_bfloat16:
         return "bfloat16"
-    return _COMPUTE_DTYPES.get(plan.dtype_policy, "float32")
+    return plan.dtype_policy.removeprefix("mixed_")
 
 
 def num_limited_devices(plan: Plan) -> int:
@@ -109,7 +107,7 @@ def ceilings_file(hardware: Hardware, plan: Plan) -> Path | None:
     parts = {
         "format": _FORMAT,
         "hardware": machine,
-        "device": _kind(plan),
+        "device": get_kind(plan),
         "versions": {"python": sys.version, **{name: importlib.metadata.version(name) for name in _PACKAGES}},
         "environment": get_environment(plan),
     }
@@ -123,7 +121,7 @@ def cached_ceilings(hardware: Hardware, plan: Plan) -> MachineCeilings | None:
     """
 
     def read(entry: Any) -> MachineCeilings:
-        if entry["format"] != _FORMAT or entry["ceilings"]["device"] != _kind(plan):
+        if entry["format"] != _FORMAT or entry["ceilings"]["device"] != get_kind(plan):
             raise ValueError("it is an entry for something else")
         return MachineCeilings.from_json(entry["ceilings"])
 
@@ -135,12 +133,3 @@ def keep_ceilings(hardware: Hardware, plan: Plan, ceilings: MachineCeilings) -> 
     file = ceilings_file(hardware, plan)
     entry = {"format": _FORMAT, "ceilings": ceilings.to_json()}
     return keep_in_cache(file, entry, "The ceilings were")
-
-
-def today() -> str:
-    """The date, as ceilings record it."""
-    return time.strftime("%Y-%m-%d")
-
-
-def _kind(plan: Plan) -> str:
-    return plan.devices[0].partition(":")[0]

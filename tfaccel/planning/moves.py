@@ -68,16 +68,6 @@ class Move:
         return None if changed == plan else changed
 
 
-def both(first: Move, second: Move) -> Move:
-    """Combines two moves into one, named after both axes.
-
-    Example:
-        >>> both(Move("precision", (("dtype_policy", "mixed_bfloat16"),)), Move("kernels", (("fused_kernels", True),)))
-        Move(axis='precision and kernels', changes=(('dtype_policy', 'mixed_bfloat16'), ('fused_kernels', True)))
-    """
-    return Move(f"{first.axis}{_AND}{second.axis}", (*first.changes, *second.changes))
-
-
 def get_fields(axis: str) -> tuple[str, ...]:
     """The plan fields of a move's axis, or of those of both moves; none if it is not a move's.
 
@@ -94,18 +84,21 @@ def axes_of(axis: str) -> list[str]:
 
 
 def at_once(plan: Plan, first_two: Sequence[Move]) -> tuple[Move, Plan] | None:
-    """Two moves as one, with its plan, if both are likely to pay; else None.
+    """Two moves as one, named after both axes, with its plan, if both are likely to pay; else None.
 
     Example:
         >>> plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=32)
         >>> onednn, kernels = Move("oneDNN", (("onednn", True),)), Move("kernels", (("fused_kernels", True),))
-        >>> at_once(plan, [onednn, kernels])[0].axis, at_once(plan, [kernels, Move("XLA", (("jit_compile", True),))])
-        ('oneDNN and kernels', None)
+        >>> at_once(plan, [onednn, kernels])[0]
+        Move(axis='oneDNN and kernels', changes=(('onednn', True), ('fused_kernels', True)))
+        >>> at_once(plan, [kernels, Move("XLA", (("jit_compile", True),))]) is None
+        True
     """
     moved = [one.applied_to(plan) for one in first_two]
     if len(moved) < 2 or None in moved or any(one.axis not in _SAFE for one in first_two):
         return None
-    combined = both(*first_two)
+    first, second = first_two
+    combined = Move(f"{first.axis}{_AND}{second.axis}", (*first.changes, *second.changes))
     changed = combined.applied_to(plan)
     return None if changed is None else (combined, changed)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import pickle
 import sys
@@ -123,12 +124,10 @@ class DeferredItems(Sequence[T]):
 
     def __init__(self, load: Callable[[], Sequence[T]]) -> None:
         self._load = load
-        self._items: Sequence[T] | None = None
 
-    def _loaded(self) -> Sequence[T]:
-        if self._items is None:
-            self._items = self._load()
-        return self._items
+    @functools.cached_property
+    def _items(self) -> Sequence[T]:
+        return self._load()
 
     @overload
     def __getitem__(self, index: int) -> T: ...
@@ -137,10 +136,10 @@ class DeferredItems(Sequence[T]):
     def __getitem__(self, index: slice) -> Sequence[T]: ...
 
     def __getitem__(self, index: int | slice) -> T | Sequence[T]:
-        return self._loaded()[index]
+        return self._items[index]
 
     def __len__(self) -> int:
-        return len(self._loaded())
+        return len(self._items)
 
 
 def is_model(value: Any) -> bool:

@@ -55,6 +55,7 @@ class Case:
         choices: field -> its choice; the placement of the replicas is always included.
         step_operations: floating-point operations of an optimizer step's matrix products and convolutions; None if
             unknown.
+        cost: how far the choices are from the first of each, by which plans are ranked.
     """
 
     hardware: Hardware
@@ -62,6 +63,7 @@ class Case:
     fixed: Mapping[str, Any]
     choices: Mapping[str, Choice]
     step_operations: int | None = None
+    cost: int = 0
 
     def __getitem__(self, field: str) -> Any:
         """The value decided for a field."""
@@ -78,6 +80,11 @@ class Case:
         return tuple(device for device in self.hardware.devices if device.name in self["devices"])
 
     @property
+    def batch_size(self) -> int:
+        """The global batch size: the fixed one, or the workload's recommendation."""
+        return int(self.fixed.get("global_batch_size", self.workload.global_batch_size))
+
+    @property
     def num_stages(self) -> int:
         """The number of stages that the model is cut into."""
         return int(self[STAGES])
@@ -88,25 +95,24 @@ class Case:
         return max(1, len(self["devices"]) // self.num_stages) * int(self["num_workers"])
 
 
-def placements(
-    hardware: Hardware, workload: Workload, fixed: Mapping[str, Any], training_bytes: int | None = None
-) -> list[dict[str, Choice]]:
+def placements(case: Case, training_bytes: int | None = None) -> list[dict[str, Choice]]:
     """The choices of `PLACEMENT_FIELDS`, best first; all of them have the fixed values.
 
     Args:
-        hardware, workload, fixed: see `candidate_plans`.
+        case: the machine, the workload and the fixed fields; nothing is decided yet.
         training_bytes: estimated memory of training on one device; None if unknown.
 
     Raises:
         PlanError: if the machine or its cluster cannot provide the fixed values.
     """
+    hardware, fixed = case.hardware, case.fixed
     workers = workers_rule(hardware, fixed)
     stages = stages_rule(hardware, fixed, training_bytes, workers.value)
     num_stages = fixed.get(STAGES, stages.value)
     if num_stages > 1 and "devices" not in fixed:
         sets = staged_sets(hardware, fixed, num_stages)
     else:
-        sets = device_sets(hardware, workload, fixed, num_workers=workers.value)
+        sets = device_sets(case, num_workers=workers.value)
     proposals = []
     for device_set in sets:
         proposal = {
@@ -219,9 +225,8 @@ def strategy_rule(hardware: Hardware, device_set: DeviceSet, num_workers: int, n
 
 def logical_cpus_rule(device_set: DeviceSet) -> Choice:
     """One logical CPU for each replica on the CPU."""
-    if device_set.num_logical_cpus == 1:
-        return Choice(1, "The CPU is one device.")
-    return Choice(device_set.num_logical_cpus, "One logical device for each replica on the CPU.")
+    count = device_set.num_logical_cpus
+    return Choice(count, "The CPU is one device." if count == 1 else "One logical device for each replica on the CPU.")
 
 
 def tpu_rule(hardware: Hardware, device_set: DeviceSet) -> Choice:
@@ -251,14 +256,13 @@ class DeviceSet:
     num_logical_cpus: int = 1
 
 
-def device_sets(
-    hardware: Hardware, workload: Workload, fixed: Mapping[str, Any], *, num_workers: int
-) -> list[DeviceSet]:
+def device_sets(case: Case, *, num_workers: int) -> list[DeviceSet]:
     """The sets of devices to propose; only `devices` if it is fixed.
 
     Raises:
         PlanError: if a fixed device, or any device for a fixed strategy, does not exist; it names those that do.
     """
+    hardware, fixed = case.hardware, case.fixed
     if "devices" in fixed:
         return [_given(hardware, fixed)]
     strategy = fixed.get("strategy")
@@ -266,16 +270,17 @@ def device_sets(
     if wants_tpu or (strategy is None and hardware.tpus and not _wants_cpus(fixed)):
         return [_all_tpus(hardware)]
     if hardware.gpus and not _wants_cpus(fixed):
-        found = gpu_sets(hardware, workload, fixed, num_workers=num_workers)
+        found = gpu_sets(case, num_workers=num_workers)
         if found:
             return found
-    sets = cpu_sets(hardware, workload, fixed, num_workers=num_workers)
+    sets = cpu_sets(case, num_workers=num_workers)
     unusable = "".join(f" {name} is not used: {why}." for name, why in unusable_gpus(hardware.gpus).items())
     return [replace(one, reason=one.reason + unusable) for one in sets]
 
 
-def cpu_sets(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any], *, num_workers: int) -> list[DeviceSet]:
+def cpu_sets(case: Case, *, num_workers: int) -> list[DeviceSet]:
     """The whole CPU as one device; with many cores, also as several logical devices with a replica each."""
+    hardware, fixed, batch = case.hardware, case.fixed, case.batch_size
     whole = DeviceSet(
         ("CPU:0",), "The CPU as one device: its operations use all usable cores.", fixed.get("num_logical_cpus", 1)
     )
@@ -286,7 +291,6 @@ def cpu_sets(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any], *
     if one_device:
         return [whole]
     cores = min(hardware.num_usable_cores, hardware.num_physical_cores)
-    batch = fixed.get("global_batch_size", workload.global_batch_size)
     counts = [
         count
         for count in (2, 4)
@@ -333,7 +337,8 @@ def _given(hardware: Hardware, fixed: Mapping[str, Any]) -> DeviceSet:
             f"CPU:{cpus[-1]} is not there. Devices here: {_names(hardware)}. To divide the CPU, name its parts from "
             f"CPU:0 on, or set num_logical_cpus={cpus[-1] + 1} (--logical_cpus)."
         )
-    check_usable(hardware.gpus, devices)
+    for name, reason in unusable_gpus(tuple(gpu for gpu in hardware.gpus if gpu.name in devices)).items():
+        raise PlanError(f"{name} cannot be used: {reason}. Leave it out of `devices` (--devices), or use CPU:0.")
     return DeviceSet(devices, "Set by you.", fixed.get("num_logical_cpus", max(1, len(cpus))))
 
 
@@ -356,43 +361,26 @@ def unusable_gpus(gpus: tuple[Device, ...]) -> dict[str, str]:
                 f"{gpu.model or 'this GPU'} has compute capability {capability[0]}.{capability[1]}, and TensorFlow "
                 f"2.20 and newer is built for {MIN_COMPUTE_CAPABILITY[0]}.{MIN_COMPUTE_CAPABILITY[1]} and above"
             )
-    slices = [gpu for gpu in gpus if is_slice(gpu) and gpu.name not in found]
+    slices = [gpu for gpu in gpus if re.search(r"\bMIG\b", gpu.model) and gpu.name not in found]
     if slices:
         found |= {gpu.name: f"a process can use one slice of a GPU (MIG), {slices[0].name}" for gpu in slices[1:]}
     return found
 
 
-def is_slice(gpu: Device) -> bool:
-    """Whether a device is a slice of a GPU (MIG)."""
-    return re.search(r"\bMIG\b", gpu.model) is not None
-
-
-def check_usable(gpus: tuple[Device, ...], chosen: tuple[str, ...]) -> None:
-    """Raises PlanError if one of the chosen GPUs cannot be used, or several slices are chosen."""
-    picked = tuple(gpu for gpu in gpus if gpu.name in chosen)
-    for name, reason in unusable_gpus(picked).items():
-        raise PlanError(f"{name} cannot be used: {reason}. Leave it out of `devices` (--devices), or use CPU:0.")
-
-
-def gpu_sets(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any], *, num_workers: int) -> list[DeviceSet]:
+def gpu_sets(case: Case, *, num_workers: int) -> list[DeviceSet]:
     """As many equal GPUs as the batch keeps busy, then other numbers to measure; empty if no GPU is usable."""
-    unusable, usable = unusable_gpus(hardware.gpus), usable_gpus(hardware)
+    unusable, usable = unusable_gpus(case.hardware.gpus), usable_gpus(case.hardware)
     if not usable:
         return []
-    strategy = fixed.get("strategy")
+    strategy = case.fixed.get("strategy")
     alike, alike_reason = _most_alike(usable)
     best = max(usable, key=lambda gpu: (gpu.compute_capability or (0, 0), -gpu.index))
     is_one = strategy in ("none", "one_device")
-    counts = (
-        [1]
-        if is_one
-        else _even_counts(
-            len(alike), workload, fixed, num_workers, at_least=1 + (strategy == "mirrored" and len(alike) > 1)
-        )
-    )
+    at_least = 1 + (strategy == "mirrored" and len(alike) > 1)
+    counts = [1] if is_one else _even_counts(case, len(alike), num_workers, at_least=at_least)
     chosen, why = counts[-1], ""
     if strategy is None and len(counts) > 1:
-        chosen, why = _useful_count(counts, workload, fixed, num_workers)
+        chosen, why = _useful_count(case, counts, num_workers)
     order = list(dict.fromkeys([chosen, counts[-1], 1 if strategy is None and num_workers == 1 else chosen]))
     sets = []
     for count in order:
@@ -403,7 +391,7 @@ def gpu_sets(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any], *
                 f"{_flag(alike)} --strategy=mirrored."
             )
         elif count < len(alike):
-            reason = _why_fewer(count, alike, counts, why, fixed, workload)
+            reason = _why_fewer(case, count, alike, counts, why)
         elif len(alike) < len(usable):
             reason = f"{alike_reason} All: {_flag(usable)}."
         idle = "".join(f" {name} is not used: {text}." for name, text in unusable.items())
@@ -411,26 +399,22 @@ def gpu_sets(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any], *
     return sets
 
 
-def _even_counts(
-    available: int, workload: Workload, fixed: Mapping[str, Any], num_workers: int, *, at_least: int
-) -> list[int]:
+def _even_counts(case: Case, available: int, num_workers: int, *, at_least: int) -> list[int]:
     """Ascending numbers of GPUs that divide the batch evenly; for all GPUs, a recommended batch may change by 2 %."""
-    recommended = "global_batch_size" not in fixed
-    batch = fixed.get("global_batch_size", workload.global_batch_size)
+    recommended, batch = "global_batch_size" not in case.fixed, case.batch_size
     counts = []
     for count in range(at_least, available + 1):
-        divisor = count * num_workers * fixed.get("accumulation_steps", 1)
+        divisor = count * num_workers * case.fixed.get("accumulation_steps", 1)
         change = min(batch % divisor, divisor - batch % divisor)
         is_near = recommended and count == available and change <= _MAX_BATCH_CHANGE * batch
         if batch % divisor == 0 or is_near or (count == 1 and num_workers == 1):
             counts.append(count)
-    return counts or [available if "global_batch_size" in fixed else at_least]
+    return counts or [at_least if recommended else available]
 
 
-def _useful_count(counts: list[int], workload: Workload, fixed: Mapping[str, Any], num_workers: int) -> tuple[int, str]:
+def _useful_count(case: Case, counts: list[int], num_workers: int) -> tuple[int, str]:
     """The largest number of GPUs whose replicas have enough examples, and the reason for not using more."""
-    batch = fixed.get("global_batch_size", workload.global_batch_size)
-    least = workload.min_replica_batch_size or MIN_REPLICA_BATCH_SIZE
+    batch, least = case.batch_size, case.workload.min_replica_batch_size or MIN_REPLICA_BATCH_SIZE
     enough = [count for count in counts if batch // (count * num_workers) >= least]
     return max(enough, default=counts[0]), (
         f"with more, a replica would have fewer than {least} of the {batch} examples of a step, "
@@ -438,11 +422,9 @@ def _useful_count(counts: list[int], workload: Workload, fixed: Mapping[str, Any
     )
 
 
-def _why_fewer(
-    count: int, alike: tuple[Device, ...], counts: list[int], why: str, fixed: Mapping[str, Any], workload: Workload
-) -> str:
+def _why_fewer(case: Case, count: int, alike: tuple[Device, ...], counts: list[int], why: str) -> str:
     """Why only `count` of the equal GPUs are used, and the flag that uses all."""
-    batch = fixed.get("global_batch_size", workload.global_batch_size)
+    batch = case.batch_size
     opening = f"{count} of {len(alike)} GPUs" if count > 1 else f"One of {len(alike)} GPUs"
     if count == counts[-1]:
         neighbours = f"{batch // len(alike) * len(alike)} or {-(-batch // len(alike)) * len(alike)}"

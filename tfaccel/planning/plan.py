@@ -1,13 +1,13 @@
 """`Plan`: all settings of a training run. Flat and explicit: no field is "auto"."""
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from os import PathLike
 from typing import Any, Self
 
 from tfaccel.errors import PlanError
+from tfaccel.files import write_json
 from tfaccel.known_names import did_you_mean
 from tfaccel.local_path import local_path
 from tfaccel.planning.plan_checks import (
@@ -363,12 +363,9 @@ class Plan(Record):
             PlanError: if the file cannot be written.
         """
         target = local_path(path, PlanError)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         try:
-            temporary.write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
-            temporary.replace(target)
+            write_json(target, self.to_json())
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             raise PlanError(f"Cannot write the plan file {str(path)!r}: {error.strerror or error}.") from error
 
     @classmethod

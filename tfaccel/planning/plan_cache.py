@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import platform
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +15,7 @@ from typing import Any, Self, TypeVar
 
 from tfaccel.cache_folder import warn_once
 from tfaccel.hardware.hardware import Hardware
-from tfaccel.planning.cache import (
-    DAMAGES,
-    cache_file,
-    get_digest,
-    keep_in_cache,
-    read_from_cache,
-    say_ignored,
-)
+from tfaccel.planning.cache import DAMAGES, cache_file, get_digest, keep_in_cache, read_from_cache, today
 from tfaccel.planning.candidates import checked_fields, default_plan
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_environment import get_environment
@@ -33,7 +25,7 @@ from tfaccel.records import Record
 
 logger = logging.getLogger("tfaccel")
 
-_IGNORED = "The measured plan in {} is ignored"
+PLAN_IGNORED = "The measured plan in {} is ignored"
 _FORMAT = 2
 _PACKAGES = ("keras", "numpy", "tensorflow", "tfaccel")
 _VOLATILE = ("memory_bytes",)  # of the hardware: a container's limit may change from run to run
@@ -67,11 +59,6 @@ class CachedPlan:
         return f"measured by a search that was interrupted (--autotune goes on with it), {self.file}"
 
 
-def plans_dir() -> Path | None:
-    """The directory of measured plans; None if there is no cache."""
-    return cache_file("plans")
-
-
 def cached_plan(
     hardware: Hardware, workload: Workload, fixed: Mapping[str, Any], *, tells_what_is_stale: bool = True
 ) -> CachedPlan | None:
@@ -85,11 +72,10 @@ def cached_plan(
         tells_what_is_stale: if the machine, the versions, or the code of the model or the data have changed since the
             last measurement, say so in one line.
     """
-    directory = plans_dir()
-    if directory is None:
-        return None
     key = PlanKey.of(hardware, workload, fixed)
-    file = _get_file(directory, key)
+    file = _get_file(key)
+    if file is None:
+        return None
 
     def read(entry: Any) -> CachedPlan:
         plan = Plan.from_json(entry["plan"])
@@ -99,30 +85,31 @@ def cached_plan(
             raise ValueError("it is an entry for something else")
         return CachedPlan(plan, file, float(entry["speedup"]), dict(entry["report"]))
 
-    found = read_from_cache(file, read, _IGNORED)
+    found = read_from_cache(file, read, PLAN_IGNORED)
     if found is None and tells_what_is_stale and not os.path.exists(file):
-        _say_what_is_stale(directory, key)
+        _say_what_is_stale(key)
     return found
 
 
-def ignored(file: Path, error: Exception) -> None:
-    """Says, once, that a damaged or stale file is ignored."""
-    say_ignored(_IGNORED.format(file), error)
+def _get_file(key: PlanKey) -> Path | None:
+    return cache_file("plans", f"{key.task_digest}-{key.digest}.json")
 
 
-def _get_file(directory: Path, key: PlanKey) -> Path:
-    return directory / f"{key.task_digest}-{key.digest}.json"
+def kept_files(pattern: str = "*.json") -> list[Path]:
+    """The files of measured plans, the newest first; none if there is no cache."""
+    directory = cache_file("plans")
+    return sorted(directory.glob(pattern) if directory else (), key=_modified, reverse=True)
 
 
-def _say_what_is_stale(directory: Path, key: PlanKey) -> None:
+def _say_what_is_stale(key: PlanKey) -> None:
     """Says why the newest plan that was measured for this task is not used; nothing if none was."""
 
     def read(entry: Any) -> str:
         changes = key.changes_since(PlanKey(**entry["key"]))
         return f"measured on {entry['measured']}: {'; '.join(changes)}"[:400]
 
-    for file in sorted(directory.glob(f"{key.task_digest}-*.json"), key=_modified, reverse=True):
-        reason = read_from_cache(file, read, _IGNORED)
+    for file in kept_files(f"{key.task_digest}-*.json"):
+        reason = read_from_cache(file, read, PLAN_IGNORED)
         if reason is not None:
             warn_once(f"The plan in {file} is stale, and is not used; {reason}. `tfaccel find-fastest` measures again.")
             return
@@ -145,25 +132,23 @@ def keep_plan(
     report: Mapping[str, Any],
 ) -> Path | None:
     """Saves a measured plan; returns its file, or None with one warning if it cannot be written."""
-    directory = plans_dir()
     key = PlanKey.of(hardware, workload, fixed)
     entry = {
         "key": key.to_json(),
-        "measured": time.strftime("%Y-%m-%d"),
+        "measured": today(),
         "workload": workload.name,
         "plan": plan.to_json(),
         "speedup": speedup,
         "report": dict(report),
     }
-    file = None if directory is None else _get_file(directory, key)
-    return keep_in_cache(file, entry, "The measured plan was")
+    return keep_in_cache(_get_file(key), entry, "The measured plan was")
 
 
 def read_kept(hardware: Hardware, read: Callable[[Any], _Read]) -> list[_Read]:
     """What `read` makes of the newest entries of this machine and these versions; what is damaged is left out."""
-    directory, here = plans_dir(), json.loads(json.dumps(_get_place(hardware)))
+    here = json.loads(json.dumps(_get_place(hardware)))
     found: list[_Read] = []
-    for file in sorted(directory.glob("*.json") if directory else (), key=_modified, reverse=True)[:_MAX_READ]:
+    for file in kept_files()[:_MAX_READ]:
         with contextlib.suppress(*DAMAGES):  # said when it is asked for
             entry = json.loads(file.read_text(encoding="utf-8"))
             if here.items() <= entry["key"].items():

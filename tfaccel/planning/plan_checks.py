@@ -163,25 +163,23 @@ def get_kind(plan: Plan) -> str:
     return parse_device(plan.devices[0])[0]
 
 
-def batch_size_error(global_batch_size: int, num_replicas: int, accumulation_steps: int = 1) -> PlanError:
-    """The error for a global batch size that is not divisible, with the nearest sizes that are."""
+def _check_batch(plan: Plan) -> None:
+    """Raises PlanError for a global batch size that is not divisible, with the nearest sizes that are."""
+    size, num_replicas, accumulation_steps = plan.global_batch_size, plan.num_replicas, plan.accumulation_steps
     divisor = num_replicas * accumulation_steps
-    below = global_batch_size // divisor * divisor
+    if size % divisor == 0:
+        return
+    below = size // divisor * divisor
     neighbours = f"{below} or {below + divisor}" if below else f"{divisor}"
     by, received, fewer = "the number of replicas", f"num_replicas={num_replicas}", "fewer devices"
     if accumulation_steps > 1:
         by += " times `accumulation_steps`"
         received += f", accumulation_steps={accumulation_steps}"
         fewer = "fewer devices or accumulation steps" if num_replicas > 1 else "fewer accumulation steps"
-    return PlanError(
-        f"`global_batch_size` must be divisible by {by}. Received: global_batch_size={global_batch_size}, {received}. "
+    raise PlanError(
+        f"`global_batch_size` must be divisible by {by}. Received: global_batch_size={size}, {received}. "
         f"Use {neighbours}, or {fewer}."
     )
-
-
-def _check_batch(plan: Plan) -> None:
-    if plan.global_batch_size % (plan.num_replicas * plan.accumulation_steps):
-        raise batch_size_error(plan.global_batch_size, plan.num_replicas, plan.accumulation_steps)
 
 
 def _check_single_device(plan: Plan) -> None:
@@ -246,7 +244,7 @@ def _check_tpu(plan: Plan) -> None:
         )
 
 
-def _check_kernels(plan: Plan) -> None:
+def _check_graph_rewrites(plan: Plan) -> None:
     is_on_gpus = all(device.startswith("GPU") for device in plan.devices)
     if plan.fused_kernels and (plan.strategy == "tpu" or (plan.jit_compile and not is_on_gpus)):
         raise PlanError(
@@ -254,9 +252,6 @@ def _check_kernels(plan: Plan) -> None:
             f"Received: fused_kernels=True, jit_compile={plan.jit_compile}, strategy={plan.strategy!r}. "
             "Use fused_kernels=False" + (", or jit_compile=False." if plan.jit_compile else ".")
         )
-
-
-def _check_graph_rewrites(plan: Plan) -> None:
     if plan.xla_auto_clustering and (plan.jit_compile or plan.strategy == "tpu"):
         raise PlanError(
             "`xla_auto_clustering` is for training without `jit_compile`, which compiles the whole pass. Received: "
@@ -280,16 +275,13 @@ def _check_gpu_threads(plan: Plan) -> None:
         )
 
 
-def _check_rematerialization(plan: Plan) -> None:
+def _check_memory_savers(plan: Plan) -> None:
+    """Stages compute logits and loss in graphs of their own; on TPUs, nobody has tried chunks."""
     if plan.rematerialization and plan.strategy == "tpu":
         raise PlanError(
             "`rematerialization` is not supported on TPUs, where XLA decides itself what to recompute. Received: "
             "rematerialization=True, strategy='tpu'. Use rematerialization=False."
         )
-
-
-def _check_logit_chunks(plan: Plan) -> None:
-    """Stages compute logits and loss in graphs of their own; on TPUs, nobody has tried it."""
     if plan.logit_chunks > 1 and (plan.pipeline_stages > 1 or plan.strategy == "tpu"):
         raise PlanError(
             "`logit_chunks` is not supported with pipeline stages, nor on TPUs. Received: "
@@ -298,15 +290,12 @@ def _check_logit_chunks(plan: Plan) -> None:
         )
 
 
-def _check_onednn(plan: Plan) -> None:
+def _check_device_settings(plan: Plan) -> None:
     if plan.onednn is not None and get_kind(plan) != "CPU":
         raise PlanError(
             f"`onednn` is for training on CPUs. Received: onednn={plan.onednn}, devices={','.join(plan.devices)}. "
             "Use onednn=None."
         )
-
-
-def _check_gpu_memory(plan: Plan) -> None:
     given = plan.gpu_memory_growth or plan.gpu_memory_limit_bytes is not None
     if given and get_kind(plan) != "GPU":
         raise PlanError(
@@ -361,16 +350,13 @@ def _check_packs(plan: Plan) -> None:
         )
 
 
-def _check_prefetch(plan: Plan) -> None:
+def _check_input(plan: Plan) -> None:
     if plan.prefetch_to_device and (get_kind(plan) != "GPU" or plan.num_replicas > 1 or not plan.prefetch_batches):
         raise PlanError(
             "`prefetch_to_device` is for one replica on a GPU, with `prefetch_batches` of at least 1: batches for "
             f"several replicas are divided on the host. Received: devices={','.join(plan.devices)}, "
             f"num_workers={plan.num_workers}, prefetch_batches={plan.prefetch_batches}. Use prefetch_to_device=False."
         )
-
-
-def _check_data_service(plan: Plan) -> None:
     if plan.data_service is not None and plan.cache_data:
         raise PlanError(
             "`cache_data` keeps examples in the memory of the process that trains, and data workers are separate "
@@ -379,8 +365,8 @@ def _check_data_service(plan: Plan) -> None:
         )
 
 
-def _check_embedding_updates(plan: Plan) -> None:
-    """Row updates need whole batches and gradients by rows."""
+def _check_embeddings(plan: Plan) -> None:
+    """Row updates need whole batches and gradients by rows; tables on the host need row updates without XLA."""
     how = plan.embedding_updates
     if how != "keras" and (plan.strategy == "tpu" or plan.accumulation_steps > 1):
         why = "TPUs have dense gradients only" if plan.strategy == "tpu" else "accumulated gradients are whole tables"
@@ -389,10 +375,6 @@ def _check_embedding_updates(plan: Plan) -> None:
             f"strategy={plan.strategy!r}, accumulation_steps={plan.accumulation_steps}. Use embedding_updates='keras'"
             + (", or accumulation_steps=1." if plan.strategy != "tpu" else ".")
         )
-
-
-def _check_embedding_places(plan: Plan) -> None:
-    """Tables on the host need row updates without XLA."""
     if plan.embeddings_on != "host":
         return
     if plan.embedding_updates == "keras":
@@ -475,18 +457,13 @@ CHECKS: tuple[Callable[[Plan], None], ...] = (
     _check_single_device,
     _check_logical_cpus,
     _check_batch,
-    _check_kernels,
     _check_graph_rewrites,
     _check_gpu_threads,
-    _check_rematerialization,
-    _check_logit_chunks,
-    _check_onednn,
-    _check_gpu_memory,
+    _check_memory_savers,
+    _check_device_settings,
     _check_communication,
     _check_packs,
-    _check_prefetch,
-    _check_data_service,
-    _check_embedding_updates,
-    _check_embedding_places,
+    _check_input,
+    _check_embeddings,
     _check_optimizer_state,
 )

@@ -94,10 +94,7 @@ def jit_compile(case: Case) -> list[Choice]:
             Choice(False, "Without XLA, for models that it does not make faster or cannot compile."),
         ]
     return [
-        Choice(
-            False,
-            "On CPUs XLA gave 0.5 (convolutions) to 2 times (dense layers) the speed: off until measured.",
-        ),
+        Choice(False, "On CPUs XLA gave 0.5 (convolutions) to 2 times (dense layers) the speed: off until measured."),
         Choice(True, "XLA fuses operations; faster for dense layers, slower for convolutions on CPUs."),
     ]
 
@@ -111,7 +108,6 @@ def fused_kernels(case: Case) -> list[Choice]:
         if is_one and case["dtype_policy"] != "float32" and lowest >= _FLASH_CAPABILITY:
             reason = "Attention in one kernel of cuDNN, which writes no scores to memory; XLA fuses the rest."
             return [Choice(True, reason)]
-        return [Choice(False, "XLA fuses operations by itself.")]
     if case["jit_compile"] or case.kind == "TPU":
         return [Choice(False, "XLA fuses operations by itself.")]
     return [Choice(False, "Keras's own operations, to the last bit; `tfaccel find-fastest` measures fused kernels.")]

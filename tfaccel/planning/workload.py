@@ -329,14 +329,9 @@ def call_own(of: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -
         ) from error.with_traceback(rest)
 
 
-def _is_own(file: Path) -> bool:
-    return "site-packages" not in file.parts and file.exists()
-
-
 def _place(trace: TracebackType | None) -> str:
     """The innermost line outside of libraries, such as " (mine.py, line 3, in build_model)"."""
     frames = traceback.extract_tb(trace)
-    own = [frame for frame in frames if _is_own(Path(frame.filename))]
-    if not own:
-        return ""
-    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno}, in {own[-1].name})"
+    files = [(Path(frame.filename), frame) for frame in frames]
+    own = [(file, frame) for file, frame in files if "site-packages" not in file.parts and file.exists()]
+    return "".join(f" ({file.name}, line {frame.lineno}, in {frame.name})" for file, frame in own[-1:])

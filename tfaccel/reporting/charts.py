@@ -30,7 +30,7 @@ from tfaccel.reporting.figures import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from tfaccel.measuring.roofline import LayerLimit, Roofline
+    from tfaccel.measuring.roofline import Roofline
 
 
 _CURVE_COLORS = (BLUE, ORANGE, GREY)
@@ -243,25 +243,22 @@ def roofline_figure(roofline: Roofline) -> Figure:
     if not layers:
         raise DataError("A roofline needs a layer with matrix products or convolutions. Received none.")
     dtype = compute_dtype(roofline.plan)
-    ridges = [roofline.ceilings.ridge(name) for name in roofline.ceilings.matrix_flops_per_second]
+    speeds, memory = roofline.matrix_flops_ceilings, roofline.bytes_ceiling
     low = min(0.1, *(one.cost.intensity / 2 for one in layers))
-    high = max(2 * max(ridges), *(one.cost.intensity * 2 for one in layers))
+    high = 2 * max(max(speeds.values()) / memory, *(one.cost.intensity for one in layers))
     figure, axes = new_plot(900, 560, xscale="log", yscale="log")
-    count = roofline.bytes_ceiling / roofline.ceilings.bytes_per_second  # devices
-    for name, speed in roofline.ceilings.matrix_flops_per_second.items():
-        ridge = speed / roofline.ceilings.bytes_per_second
-        xs = [low, ridge, high]
-        ys = [count * min(speed, x * roofline.ceilings.bytes_per_second) / 1e9 for x in xs]
+    for name, speed in speeds.items():
+        xs = [low, speed / memory, high]
+        ys = [min(speed, x * memory) / 1e9 for x in xs]
         color, width = (BLACK, 2.0) if name == dtype else (GREY, 1.0)
-        label = f"{name}: {count * speed / 1e9:,.0f} GFLOP/s"
+        label = f"{name}: {speed / 1e9:,.0f} GFLOP/s"
         axes.plot(xs, ys, color=color, linewidth=width, linestyle="-" if name == dtype else "--", label=label)
     for bound, color in (("arithmetic", BLUE), ("memory", GREEN)):
         chosen = [one for one in layers if one.bound == bound]
-        speeds = [_speed(one) for one in chosen]
-        sizes = [20 + 600 * one.share for one in chosen]
         if chosen:
-            label = f"layers bound by {bound}"
-            axes.scatter([one.cost.intensity for one in chosen], speeds, s=sizes, color=color, alpha=0.6, label=label)
+            x, y = [one.cost.intensity for one in chosen], [one.flops_per_second / 1e9 for one in chosen]
+            sizes = [20 + 600 * one.share for one in chosen]
+            axes.scatter(x, y, s=sizes, color=color, alpha=0.6, label=f"layers bound by {bound}")
     step = (
         roofline.cost.matrix_flops / roofline.cost.least_bytes,
         roofline.cost.matrix_flops / roofline.step_seconds / 1e9,
@@ -271,14 +268,9 @@ def roofline_figure(roofline: Roofline) -> Figure:
     add_legend(figure, 3, below=True)
     figure.draw_without_rendering()  # moves the axes to their final position
     largest = sorted(layers, key=lambda one: -one.share)[:_NUM_LABELS]
-    points = [(one, (one.cost.intensity, _speed(one))) for one in largest]
+    points = [(one, (one.cost.intensity, one.flops_per_second / 1e9)) for one in largest]
     place_labels(axes, [(shown(one.name, 24), point * 2, BLACK) for one, point in points], pad=8)
     return figure
-
-
-def _speed(layer: LayerLimit) -> float:
-    """GFLOP/s as measured, or else at the layer's limit."""
-    return layer.cost.matrix_flops / (layer.seconds or layer.least_seconds) / 1e9
 
 
 save_roofline_picture = saved(roofline_figure)

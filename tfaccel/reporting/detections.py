@@ -68,12 +68,8 @@ def detection_scores(
 def _window_scores(train: BoxedSplit, test: BoxedSplit, class_names: tuple[str, ...]) -> dict[str, float]:
     """The baseline's mAP@0.5; empty if it is skipped."""
     if len(class_names) * len(test.images) > MAX_DECISIONS:
-        logger.info(
-            "Skipping the baseline (%s): %d classes in %d test images would take minutes.",
-            NAME,
-            len(class_names),
-            len(test.images),
-        )
+        many = f"{len(class_names)} classes in {len(test.images)} test images"
+        logger.info("Skipping the baseline (%s): %s would take minutes.", NAME, many)
         return {}
     found = window_detections(train, test.images, num_classes=len(class_names))
     if found is None:

@@ -182,7 +182,8 @@ def place_labels(
         note.set_in_layout(False)
         size = note.get_window_extent(renderer)
         boxes = [size.translated(x - size.x0, y - size.y0) for x, y in _corners(owner, size.width, size.height)]
-        inside = [box for box in boxes if _contains(room, box)]
+        inside = [box for box in boxes if room.x0 <= box.x0 and box.x1 <= room.x1]
+        inside = [box for box in inside if room.y0 <= box.y0 and box.y1 <= room.y1]
         free = [box for box in inside if not any(box.overlaps(other) for other in taken)]
         if not free and not keep_all:
             note.remove()
@@ -215,7 +216,3 @@ def _corners(box: Bbox, width: float, height: float) -> list[tuple[float, float]
     ]
     inside = [(x, y) for y in (box.y1 - height - 1, box.y0 + 1) for x in (box.x0 + 1, box.x1 - width - 1)]
     return [*((x, y) for y in near for x in columns), *sides, *inside, *((x, y) for y in far for x in columns)]
-
-
-def _contains(room: Bbox, box: Bbox) -> bool:
-    return bool(room.x0 <= box.x0 and box.x1 <= room.x1 and room.y0 <= box.y0 and box.y1 <= room.y1)

@@ -9,6 +9,7 @@ import numpy as np
 
 from tfaccel.errors import DataError
 from tfaccel.models.losses import independent_log_likelihood, spliced
+from tfaccel.reporting.classes import softmax
 
 _MIN_PROBABILITY = 1e-3
 _NUM_COMPONENTS = (10, 20, 40, 80)
@@ -87,8 +88,7 @@ def _bernoulli_mixture(train: np.ndarray, values: np.ndarray, num_components: in
     weights = np.full(num_components, 1 / num_components)
     for _ in range(_NUM_ITERATIONS):
         logs = _joint(train, p, weights)
-        shares = np.exp(logs - logs.max(axis=1, keepdims=True))
-        shares /= shares.sum(axis=1, keepdims=True)
+        shares = softmax(logs)
         counts = shares.sum(axis=0) + 1e-9
         # Smoothing: one pseudo-example per component, the mean of all examples.
         p = (shares.T @ train + train.mean(axis=0)) / (counts + 1)[:, None]

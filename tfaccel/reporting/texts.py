@@ -73,11 +73,10 @@ def _bits_by_length(train_text: str, test_text: str, num_characters: int) -> lis
     bits = []
     for length in range(num_characters):
         grams = Counter(train_text[i : i + length + 1] for i in range(len(train_text) - length))
+        different = Counter(gram[:-1] for gram in grams)
         seen: Counter[str] = Counter()
-        different: Counter[str] = Counter()
         for gram, count in grams.items():
             seen[gram[:-1]] += count
-            different[gram[:-1]] += 1
         for i in range(length, len(test_text)):
             context = test_text[i - length : i]
             if context in seen:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from tfaccel.extras.estimates.device_comparison import (
     gpu_step,
     known_gpu,
 )
-from tfaccel.extras.estimates.estimate_scaling import StepFacts, step_facts
+from tfaccel.extras.estimates.estimate_scaling import LIMIT_SECONDS, Progress, StepFacts, step_facts
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Device, Hardware
 from tfaccel.measuring.candidate_child import StepTime, measured_steps
@@ -30,10 +30,7 @@ from tfaccel.planning.plan_cache import cached_plan
 from tfaccel.planning.workload import Workload
 from tfaccel.short_repr import noun
 
-LIMIT_SECONDS = 120.0
 _SEED = 0
-
-Progress = Callable[[str], None]
 
 
 @noun(error=PlanError)
@@ -97,11 +94,8 @@ def compare_devices(
         >>> compare_devices("image_classification", hardware=machine, given=times).break_even_examples
         71112
     """
-    here, assume, given = (
-        replace(detect_hardware(), cluster=None),
-        assume or GpuAssumptions(),
-        given or ComparisonOptions(),
-    )
+    here = replace(detect_hardware(), cluster=None)
+    assume, given = assume or GpuAssumptions(), given or ComparisonOptions()
     gpu, is_here = get_gpu(hardware, here)
     fixed = taken_fields(options, hardware=hardware)
     for name in ("strategy", "devices"):
@@ -127,7 +121,7 @@ def compare_devices(
     else:
         gpu_peaks(gpu)  # before the model is built
         progress("counting the operations of the training step")
-        facts = step_facts(task, gpu_plan, limit_seconds=LIMIT_SECONDS)
+        facts = step_facts(task, gpu_plan)
         gpu_time = estimated_gpu(gpu, gpu_plan, facts, assume, cpu.start_seconds)
     return DeviceComparison(
         workload=made.name,
@@ -221,11 +215,8 @@ def get_gpu(hardware: Hardware | None, here: Hardware) -> tuple[Device, bool]:
 def _measured(
     task: Mapping[str, Any], cpu: Plan, gpu: Plan | None, given: ComparisonOptions, progress: Progress
 ) -> dict[str, StepTime]:
-    plans = {}
-    if given.cpu_step_seconds is None:
-        plans["cpu"] = cpu
-    if gpu is not None and given.gpu_step_seconds is None:
-        plans["gpu"] = gpu
+    known = {"cpu": (cpu, given.cpu_step_seconds), "gpu": (gpu, given.gpu_step_seconds)}
+    plans = {name: plan for name, (plan, seconds) in known.items() if plan is not None and seconds is None}
     if not plans:
         return {}
     progress(f"measuring the training step ({', '.join(plans)})")

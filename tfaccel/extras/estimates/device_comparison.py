@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
 from tfaccel.errors import HardwareError, PlanError
 from tfaccel.hardware.hardware import Device
+from tfaccel.records import Record
 from tfaccel.short_repr import noun
 
 
@@ -42,7 +43,7 @@ class GpuAssumptions:
 
 
 @noun
-class DeviceTime:
+class DeviceTime(Record):
     """How long training takes on one kind of device.
 
     Args:
@@ -56,6 +57,8 @@ class DeviceTime:
         notes: what the times rest on.
     """
 
+    _ignores_others = True
+
     kind: str
     device: str
     source: str
@@ -66,7 +69,6 @@ class DeviceTime:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "notes", tuple(self.notes))
         if not 0 < self.step_seconds < math.inf:
             raise PlanError(f"step_seconds must be positive. Received: step_seconds={self.step_seconds}.")
 
@@ -81,7 +83,7 @@ class DeviceTime:
 
 
 @noun
-class DeviceComparison:
+class DeviceComparison(Record):
     """The times of a workload on a CPU and on a GPU.
 
     Args:
@@ -89,7 +91,24 @@ class DeviceComparison:
         epochs: passes over the data.
         num_examples: examples in an epoch; None if unknown.
         cpu, gpu: the times.
+
+    Example:
+        >>> def time(kind, step_seconds, start_seconds):
+        ...     return DeviceTime(
+        ...         kind=kind, device="", source="given", batch_size=1, step_seconds=step_seconds,
+        ...         start_seconds=start_seconds,
+        ...     )
+        >>> def compared(cpu, gpu):
+        ...     return DeviceComparison(workload="made_up", epochs=1, num_examples=None, cpu=cpu, gpu=gpu)
+        >>> compared(time("cpu", 3.0, 0.0), time("gpu", 1.0, 10.0)).break_even_examples
+        6
+        >>> compared(time("cpu", 1.0, 0.0), time("gpu", 1.0, 10.0)).break_even_examples is None
+        True
+        >>> compared(time("cpu", 1.0, 5.0), time("gpu", 2.0, 0.0)).max_gpu_examples
+        4
     """
+
+    _ignores_others = True
 
     workload: str
     epochs: int
@@ -99,13 +118,23 @@ class DeviceComparison:
 
     @property
     def break_even_examples(self) -> int | None:
-        """The number of examples from which on the GPU takes less time in all; None if there is none."""
-        return break_even_examples(self.cpu, self.gpu, self.epochs)
+        """The number of examples in an epoch from which on the GPU takes less time in all; None if there is none."""
+        gained = self.epochs * (self.cpu.example_seconds - self.gpu.example_seconds)  # by each example
+        lost = self.gpu.start_seconds - self.cpu.start_seconds
+        if lost < 0 and gained >= 0:
+            return 1
+        return None if gained <= 0 else max(1, math.floor(lost / gained) + 1)
 
     @property
     def max_gpu_examples(self) -> int | None:
-        """The number of examples up to which the GPU takes less time, if it starts sooner and then is slower."""
-        return max_gpu_examples(self.cpu, self.gpu, self.epochs)
+        """The largest number of examples in an epoch for which a GPU that starts sooner, but takes longer per example,
+        takes less time in all; None if there is none.
+        """
+        lost = self.epochs * (self.gpu.example_seconds - self.cpu.example_seconds)  # by each example
+        gained = self.cpu.start_seconds - self.gpu.start_seconds
+        if lost <= 0 or gained <= 0:
+            return None
+        return math.ceil(gained / lost) - 1 or None
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values, and what follows from them."""
@@ -113,8 +142,7 @@ class DeviceComparison:
         for one in (self.cpu, self.gpu):
             known = self.num_examples is not None
             rows[one.kind] = {
-                **asdict(one),
-                "notes": list(one.notes),
+                **one.to_json(),
                 "examples_per_second": 1 / one.example_seconds,
                 "epoch_seconds": one.example_seconds * (self.num_examples or 0) if known else None,
                 "total_seconds": one.total_seconds(self.num_examples or 0, self.epochs) if known else None,
@@ -129,62 +157,11 @@ class DeviceComparison:
             "gpu_pays": None if self.num_examples is None else self.gpu_pays,
         }
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The comparison from its `to_json` data."""
-        names = DeviceTime.__dataclass_fields__
-        times = {
-            kind: DeviceTime(**{key: value for key, value in data[kind].items() if key in names})
-            for kind in ("cpu", "gpu")
-        }
-        return cls(workload=data["workload"], epochs=data["epochs"], num_examples=data["num_examples"], **times)
-
     @property
     def gpu_pays(self) -> bool:
         """Whether the GPU takes less time in all for the workload's own number of examples."""
         size = self.num_examples or 0
         return self.gpu.total_seconds(size, self.epochs) < self.cpu.total_seconds(size, self.epochs)
-
-
-def break_even_examples(cpu: DeviceTime, gpu: DeviceTime, epochs: int) -> int | None:
-    """The smallest number of examples in an epoch from which on the GPU takes less time in all; None if there is none.
-
-    Example:
-        >>> def time(kind, step_seconds, start_seconds):
-        ...     return DeviceTime(
-        ...         kind=kind, device="", source="given", batch_size=1, step_seconds=step_seconds,
-        ...         start_seconds=start_seconds,
-        ...     )
-        >>> break_even_examples(time("cpu", 3.0, 0.0), time("gpu", 1.0, 10.0), 1)
-        6
-        >>> break_even_examples(time("cpu", 1.0, 0.0), time("gpu", 1.0, 10.0), 1) is None
-        True
-    """
-    gained = epochs * (cpu.example_seconds - gpu.example_seconds)  # by each example
-    lost = gpu.start_seconds - cpu.start_seconds
-    if lost < 0 and gained >= 0:
-        return 1
-    return None if gained <= 0 else max(1, math.floor(lost / gained) + 1)
-
-
-def max_gpu_examples(cpu: DeviceTime, gpu: DeviceTime, epochs: int) -> int | None:
-    """The largest number of examples in an epoch for which a GPU that starts sooner, but takes longer per example,
-    takes less time in all; None if there is none.
-
-    Example:
-        >>> def time(kind, step_seconds, start_seconds):
-        ...     return DeviceTime(
-        ...         kind=kind, device="", source="given", batch_size=1, step_seconds=step_seconds,
-        ...         start_seconds=start_seconds,
-        ...     )
-        >>> max_gpu_examples(time("cpu", 1.0, 5.0), time("gpu", 2.0, 0.0), 1)
-        4
-    """
-    lost = epochs * (gpu.example_seconds - cpu.example_seconds)  # by each example
-    gained = cpu.start_seconds - gpu.start_seconds
-    if lost <= 0 or gained <= 0:
-        return None
-    return math.ceil(gained / lost) - 1 or None
 
 
 def gpu_step(

@@ -84,7 +84,7 @@ def estimate_scaling(
     _check(plan, numbers, step_seconds, assume)
     task = make_task(workload, options, made=made, seed=_SEED)
     progress("building the model")
-    facts = step_facts(task, plan, limit_seconds=LIMIT_SECONDS)
+    facts = step_facts(task, plan)
     step = StepOfOneDevice(
         **_times(task, plan, step_seconds, assume, progress),
         **(_device(plan, hardware) if step_seconds is None else {}),
@@ -188,13 +188,12 @@ class StepFacts:
     uncounted: str = ""
 
 
-def step_facts(task: Mapping[str, Any], plan: Plan, *, limit_seconds: float) -> StepFacts:
+def step_facts(task: Mapping[str, Any], plan: Plan) -> StepFacts:
     """Builds the model of a task's workload in a child process, and traces its training step.
 
     Args:
         task: see `tfaccel.measuring.workload_task.make_task`.
         plan: its dtype policy and batch size are used; the step is that of one CPU.
-        limit_seconds: time limit.
     """
     size = plan.replica_batch_size
     alone = Plan(strategy="none", devices=("CPU:0",), global_batch_size=size, dtype_policy=plan.dtype_policy)
@@ -203,13 +202,13 @@ def step_facts(task: Mapping[str, Any], plan: Plan, *, limit_seconds: float) -> 
         child = server.start("step-facts", _PROGRAM, [], {})
         child.send({**task, "plan": alone.to_json()})
         try:
-            answer = server.get_message(child, limit_seconds)
+            answer = server.get_message(child, LIMIT_SECONDS)
         except TimeoutError:
-            text = f"The model could not be built: the process took longer than {limit_seconds:g} seconds."
+            text = f"The model could not be built: the process took longer than {LIMIT_SECONDS:g} seconds."
             raise WorkloadError(text) from None
         if answer is None:
             how = f"{child.how_it_ended()}. {server.end_of_log(child)}"
             raise WorkloadError(f"The model could not be built: the process {how}"[:500])
-        if "failed" in answer:
-            raise WorkloadError(f"The model could not be built: {answer['failed']}")
-        return StepFacts(**answer)
+        if answer["event"] == "failed":
+            raise WorkloadError(f"The model could not be built: {answer['cause']}")
+        return StepFacts(**answer["facts"])

@@ -17,7 +17,7 @@ from os import PathLike
 from typing import Any, Literal, Self
 
 from tfaccel.errors import HardwareError
-from tfaccel.hardware.hardware import DEVICE_KINDS, check_count, check_text
+from tfaccel.hardware.hardware import DEVICE_KINDS, check_count
 from tfaccel.known_names import did_you_mean
 from tfaccel.local_path import local_path
 from tfaccel.records import Record, quoted
@@ -65,8 +65,6 @@ class Interconnect(Record):
     device_kind: str | None = None
 
     def __post_init__(self) -> None:
-        check_text(self, "name")
-        check_text(self, "source")
         check_count(self, "devices_per_machine", minimum=1)
         if self.device_kind is not None and self.device_kind not in DEVICE_KINDS:
             text = f"device_kind must be one of {', '.join(DEVICE_KINDS)}."
@@ -137,15 +135,19 @@ _NVLINK_SECONDS, _PCIE_SECONDS, _NETWORK_SECONDS = 3.4e-6, 5.7e-6, 14e-6
 _TCP_SECONDS = 50e-6  # a round number for TCP through a switch, not a measurement
 
 
-def _nvidia(name: str, num_gpus: int, nvlink: float, network: float, source: str) -> Interconnect:
+def _nvidia(name: str, num_gpus: int, nvlink: tuple[int, int], infiniband: tuple[int, str, int]) -> Interconnect:
+    """A machine with NVLink (generation, GB/s both ways) and InfiniBand (number of adapters, kind, Gbit/s of each)."""
+    generation, gigabytes = nvlink
+    num_adapters, kind, gigabits = infiniband
     return Interconnect(
         name=name,
         devices_per_machine=num_gpus,
         device_latency_seconds=_NVLINK_SECONDS,
-        device_bytes_per_second=nvlink,
+        device_bytes_per_second=gigabytes / 2 * 1e9,
         machine_latency_seconds=_NETWORK_SECONDS,
-        machine_bytes_per_second=network,
-        source=f"nominal bandwidths, one direction: {source}; {_NCCL}",
+        machine_bytes_per_second=num_adapters * gigabits / 8 * 1e9,
+        source=f"nominal bandwidths, one direction: NVLink {generation} at {gigabytes} GB/s in both directions, "
+        f"{num_adapters} x {kind} InfiniBand ({gigabits} Gbit/s); {_NCCL}",
         device_kind="GPU",
     )
 
@@ -173,18 +175,10 @@ _PCIE_GPUS = Interconnect(
 KNOWN_INTERCONNECTS: dict[str, Interconnect] = {
     one.name: one
     for one in (
-        _nvidia(
-            "dgx1_v100", 8, 150e9, 50e9, "NVLink 2 at 300 GB/s in both directions, 4 x EDR InfiniBand (100 Gbit/s)"
-        ),
-        _nvidia(
-            "dgx2_v100", 16, 150e9, 100e9, "NVLink 2 at 300 GB/s in both directions, 8 x EDR InfiniBand (100 Gbit/s)"
-        ),
-        _nvidia(
-            "dgx_a100", 8, 300e9, 200e9, "NVLink 3 at 600 GB/s in both directions, 8 x HDR InfiniBand (200 Gbit/s)"
-        ),
-        _nvidia(
-            "dgx_h100", 8, 450e9, 400e9, "NVLink 4 at 900 GB/s in both directions, 8 x NDR InfiniBand (400 Gbit/s)"
-        ),
+        _nvidia("dgx1_v100", 8, (2, 300), (4, "EDR", 100)),
+        _nvidia("dgx2_v100", 16, (2, 300), (8, "EDR", 100)),
+        _nvidia("dgx_a100", 8, (3, 600), (8, "HDR", 200)),
+        _nvidia("dgx_h100", 8, (4, 900), (8, "NDR", 400)),
         _PCIE_GPUS,
         _ethernet("ethernet_1g", 125e6),
         _ethernet("ethernet_10g", 1.25e9),
@@ -239,13 +233,7 @@ def flat_ring_seconds(num_bytes: float, num_devices: int, interconnect: Intercon
     within = _device_ring(num_bytes, num_devices, interconnect)
     if num_devices <= interconnect.devices_per_machine:
         return within
-    between = ring_seconds(
-        num_bytes,
-        num_devices,
-        latency_seconds=interconnect.machine_latency_seconds,
-        bytes_per_second=interconnect.machine_bytes_per_second,
-    )
-    return max(within, between)
+    return max(within, _machine_ring(num_bytes, num_devices, interconnect))
 
 
 def hierarchical_seconds(num_bytes: float, num_devices: int, interconnect: Interconnect) -> float:
@@ -267,13 +255,7 @@ def hierarchical_seconds(num_bytes: float, num_devices: int, interconnect: Inter
     """
     per_machine = min(num_devices, interconnect.devices_per_machine)
     within = _device_ring(num_bytes, per_machine, interconnect)
-    between = ring_seconds(
-        num_bytes,
-        num_machines(num_devices, interconnect),
-        latency_seconds=interconnect.machine_latency_seconds,
-        bytes_per_second=interconnect.machine_bytes_per_second,
-    )
-    return within + between
+    return within + _machine_ring(num_bytes, num_machines(num_devices, interconnect), interconnect)
 
 
 def all_reduce_seconds(
@@ -339,4 +321,13 @@ def _device_ring(num_bytes: float, num_devices: int, interconnect: Interconnect)
         num_devices,
         latency_seconds=interconnect.device_latency_seconds,
         bytes_per_second=interconnect.device_bytes_per_second,
+    )
+
+
+def _machine_ring(num_bytes: float, num_members: int, interconnect: Interconnect) -> float:
+    return ring_seconds(
+        num_bytes,
+        num_members,
+        latency_seconds=interconnect.machine_latency_seconds,
+        bytes_per_second=interconnect.machine_bytes_per_second,
     )

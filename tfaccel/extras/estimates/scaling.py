@@ -151,11 +151,6 @@ class ScalingEstimate(SavedRecord):
         )
         messages = num_packs(step.gradient_bytes, options.bytes_per_pack)
         too_large = [row for row in self.rows if row.global_batch_size > (step.num_train_examples or math.inf)]
-        warnings = (
-            [f"From {too_large[0].num_replicas} replicas on, a global batch has more examples than the data."]
-            if too_large
-            else []
-        )
         return [
             f"{options.scaling} scaling: the {kept}",
             f"step of one device: {step.step_seconds:.3g} s ({step.origin}), {step.batch_size} examples",
@@ -164,7 +159,10 @@ class ScalingEstimate(SavedRecord):
             f"interconnect: {_described(self.interconnect)}",
             overlap,
             "Not modelled: stragglers, slow input, synchronized BatchNormalization, congestion, trees.",
-            *warnings,
+            *(
+                f"From {row.num_replicas} replicas on, a global batch has more examples than the data."
+                for row in too_large[:1]
+            ),
             *self._warnings_of_devices(),
         ]
 
@@ -291,14 +289,8 @@ def scaling_figure(estimate: ScalingEstimate, *, measured: Mapping[int, Sequence
     figure = new_figure(800, 420)
     rates, shares = figure.subplots(1, 2)
     rates.plot(numbers, [first * number for number in numbers], color=GREY, linestyle="--", label="linear")
-    rates.plot(
-        numbers,
-        [row.examples_per_second for row in estimate.rows],
-        color=BLUE,
-        marker="o",
-        markersize=4,
-        label="predicted",
-    )
+    predicted = [row.examples_per_second for row in estimate.rows]
+    rates.plot(numbers, predicted, color=BLUE, marker="o", markersize=4, label="predicted")
     for number, found in (measured or {}).items():
         rates.plot([number] * len(found), found, "x", color=ORANGE, label="measured")
     shares.plot(numbers, [100 * row.efficiency for row in estimate.rows], color=BLUE, marker="o", markersize=4)

@@ -10,9 +10,8 @@ import keras
 import tensorflow as tf
 
 from tfaccel.errors import TfaccelError
-from tfaccel.measuring.workload_task import get_cause, load_task
+from tfaccel.measuring.workload_task import answered, load_task
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.workload import Workload
 from tfaccel.training.run.session import built_model
 from tfaccel.training.runtime import Runtime
 from tfaccel.training.steps.engine import get_engine
@@ -21,16 +20,11 @@ from tfaccel.training.steps.marked_layers import train_step_cost, with_rows
 
 def main(connection: Connection, arguments: list[str]) -> int:
     """Sends the facts, as `StepFacts` has them; returns the exit status."""
-    task = connection.recv()
-    try:
-        connection.send(_facts(load_task(task), Plan.from_json(task["plan"]), seed=task["seed"]))
-    except Exception as error:
-        connection.send({"failed": get_cause(error)})
-        return 1
-    return 0
+    return answered(connection, _send_facts)
 
 
-def _facts(workload: Workload, plan: Plan, *, seed: int) -> dict[str, Any]:
+def _send_facts(connection: Connection, task: dict[str, Any]) -> None:
+    workload, plan, seed = load_task(task), Plan.from_json(task["plan"]), task["seed"]
     size = plan.global_batch_size
     with Runtime(plan, seed=seed):
         batch = next(iter(workload.train_data(size, seed=seed, epoch=0)))
@@ -38,7 +32,10 @@ def _facts(workload: Workload, plan: Plan, *, seed: int) -> dict[str, Any]:
         model = built_model(workload, plan, spec)
         facts: dict[str, Any] = {
             "gradient_bytes": [math.prod(one.shape) * tf.as_dtype(one.dtype).size for one in model.trainable_variables],
-            "batch_bytes": sum(_batch_bytes(one) for one in keras.tree.flatten(spec)),
+            "batch_bytes": sum(
+                math.prod(1 if length is None else length for length in one.shape) * one.dtype.size
+                for one in keras.tree.flatten(spec)
+            ),
         }
         try:
             cost = train_step_cost(get_engine(model), spec, rows=size)
@@ -49,9 +46,4 @@ def _facts(workload: Workload, plan: Plan, *, seed: int) -> dict[str, Any]:
             }
         except TfaccelError as error:
             facts["uncounted"] = str(error)
-    return facts
-
-
-def _batch_bytes(spec: Any) -> int:
-    shape = [1 if size is None else size for size in spec.shape.as_list()]
-    return math.prod(shape) * spec.dtype.size
+    connection.send({"event": "counted", "facts": facts})
