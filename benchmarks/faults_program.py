@@ -16,8 +16,8 @@ OPTIONS is a JSON object:
 * `epochs`, `checkpoint_interval`, `batch_size`, `seed`, `resume`: of the training.
 
 The program prints the time when it asks to train; "begun" with its process id and the time when training begins, and
-"trained" with both when its first window has ended; the time of the fault; and at the end a digest of losses and weights
-and whether each epoch saw each example exactly once.
+"trained" with both when its first window has ended; the time of the fault; and at the end a digest of losses and
+weights, and whether each epoch saw each example exactly once.
 """
 
 from __future__ import annotations
