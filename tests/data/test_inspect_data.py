@@ -11,6 +11,8 @@ from tfaccel.errors import DataError
 from tfaccel.extras.inspection.findings import Examples, InspectionReport, balance, copies, finished
 from tfaccel.extras.inspection.inspect_data import inspect_data
 
+pytestmark = pytest.mark.usefixtures("logical_devices")
+
 
 def found(report):
     """Kind of finding -> the places where it was found."""

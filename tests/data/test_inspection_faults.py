@@ -10,6 +10,8 @@ from tfaccel.errors import DataError
 from tfaccel.extras.inspection.inspect_data import inspect_data
 from tfaccel.extras.inspection.table import outliers
 
+pytestmark = pytest.mark.usefixtures("logical_devices")
+
 
 def found(report):
     """Kind of finding -> the places where it was found."""
