@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,8 +61,9 @@ def test_an_interrupted_search_goes_on(find, tmp_path):
     assert time.monotonic() - started > 1
     assert report.complete
     assert not report.from_cache
-    axes = [one.axis for one in report.candidates]
-    assert axes.count(interrupted_after) == 1
+    assert interrupted_after in [one["axis"] for one in kept["candidates"]]
+    plans = [replace(one.plan, reasons=()) for one in report.candidates]
+    assert all(plans.count(plan) == 1 for plan in plans)  # an axis may come again, beside another gain
 
 
 MODEL_PROGRAM = """
