@@ -174,11 +174,11 @@ def _fault_callback(options: dict[str, Any], index: int, run_dir: Path) -> Any:
 
         tfaccel_windows = True
         epoch = 0
+        trained_by = 0  # the process; the attribute is resumed
 
         def on_train_begin(self, logs: Any = None) -> None:
             """Says that training begins."""
             self.undo = None
-            self.has_trained = False
             _say(f"begun {os.getpid()} {time.time()}")
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -187,8 +187,8 @@ def _fault_callback(options: dict[str, Any], index: int, run_dir: Path) -> Any:
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             """Does it if the step has come."""
-            if not self.has_trained:
-                self.has_trained = True
+            if self.trained_by != os.getpid():
+                self.trained_by = os.getpid()
                 _say(f"trained {os.getpid()} {time.time()}")
             time.sleep(options.get("pause", 0))
             now = self.epoch * STEPS_PER_EPOCH + batch + 1

@@ -79,6 +79,20 @@ def test_next_epoch_is_prepared_by_a_thread_with_the_same_dtype_policy(source):
     assert ahead == get_epochs(source(numbers), 3)
 
 
+def test_a_thread_releases_the_iterator_of_an_epoch(source, monkeypatch):
+    """It may have to wait ten seconds for tf.data's autotuning."""
+    from tfaccel.data import sources
+
+    released = []
+    start = threading.Thread.start
+    monkeypatch.setattr(sources.threading.Thread, "start", lambda one: (released.append(one.name), start(one)))
+    made = source(numbers, epochs=2)
+    feeds = [made.feed(), made.feed()]
+    made.close()
+    assert released.count("tfaccel-iterator-release") == 2
+    assert [feed.take_iterator() for feed in feeds] == [(None, None)] * 2
+
+
 def test_error_in_the_thread_is_raised_where_the_epoch_begins(source):
     def train_data(global_batch_size, *, seed, epoch):
         if epoch == 1:

@@ -52,7 +52,7 @@ class WorkloadSource(IteratorSource):
         start: where in this epoch to start; its `step` counts.
     """
 
-    _feed: Any  # an IteratorFeed, or ArrayFeed
+    open_feed: Any  # an IteratorFeed, or ArrayFeed
     is_ahead = False  # whether batches of the next epoch have been taken
 
     def __init__(
@@ -110,16 +110,16 @@ class WorkloadSource(IteratorSource):
         """The batches of the next epoch."""
         self.dropped = {step for epoch, step in self._left_out if epoch == self._epoch}
         if self._epochs_in_feed:
-            self._feed.begin(self.num_batches)
+            self.open_feed.begin(self.num_batches)
         else:
             super().close()
-            self._feed, self._epochs_in_feed = self._next.result() if self._next else self._feed_from(self._epoch)
+            self.open_feed, self._epochs_in_feed = self._next.result() if self._next else self._feed_from(self._epoch)
             self._first, behind = None, self._epoch + self._epochs_in_feed
             ahead = self._prepares_ahead and behind < self._epochs
             self._next = self._thread.submit(self._feed_from, behind) if ahead else None
         self._epoch += 1
         self._epochs_in_feed -= 1
-        return self._feed
+        return self.open_feed
 
     def _feed_from(self, epoch: int) -> tuple[IteratorFeed | ArrayFeed, int]:
         """The batches from an epoch on, and the number of epochs that they cover."""
@@ -182,11 +182,11 @@ class WorkloadSource(IteratorSource):
 
     def place_of_data(self, step: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Where the next batch is after `step` steps of the epoch: JSON values, and arrays."""
-        if not step or self._begins_anywhere or self.is_ahead or not isinstance(self._feed, IteratorFeed):
+        if not step or self._begins_anywhere or self.is_ahead or not isinstance(self.open_feed, IteratorFeed):
             return {}, {}
-        state = self._feed.state() if self._saves_state else None
+        state = self.open_feed.state() if self._saves_state else None
         self._saves_state = state is not None
-        return {"next": self._feed.checksum_of_next(), "reading": self._reading}, state or {}
+        return {"next": self.open_feed.checksum_of_next(), "reading": self._reading}, state or {}
 
     def failures_named(self) -> contextlib.AbstractContextManager[None]:
         """Within the block, an error that lost data workers caused becomes a `DataError` that names them."""
