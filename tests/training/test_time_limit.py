@@ -118,12 +118,12 @@ def test_the_clock_ends_a_run_that_became_slower(tmp_path):
 
 def test_a_last_epoch_that_is_not_whole_is_resumed_as_such(tmp_path, monkeypatch):
     monkeypatch.setattr(TimeLimit, "fitted", lambda *_, **__: {"epochs": 3, "last_steps": 4})
-    whole = trained(tmp_path / "whole", max_seconds=600)
+    whole = trained(tmp_path / "whole", max_seconds=100)
     assert [row["step"] for row in rows(tmp_path / "whole")] == [6, 12, 16]
     with pytest.raises(RuntimeError, match="killed"):
-        trained(tmp_path / "run", max_seconds=600, callbacks=[Killed()])
+        trained(tmp_path / "run", max_seconds=100, callbacks=[Killed()])
     monkeypatch.undo()
-    resumed = trained(tmp_path / "run", max_seconds=600, resume="auto")  # the trial is not repeated
+    resumed = trained(tmp_path / "run", max_seconds=100, resume="auto")  # the trial is not repeated
     assert resumed.history == whole.history
     for one, other in zip(weights(tmp_path / "run"), weights(tmp_path / "whole"), strict=True):
         np.testing.assert_array_equal(one, other)
