@@ -130,7 +130,7 @@ def test_what_data_workers_cannot_repeat_is_refused_before_training(tf):
 
 
 def test_images_of_files_can_be_prepared(tf, tmp_path):
-    """`decoded` must have no operation with a state: an assertion is one."""
+    """`decoded` must have no stateful operation, such as an assertion."""
     from PIL import Image
 
     from tfaccel.data.images.files import read_image_set

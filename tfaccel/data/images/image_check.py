@@ -213,7 +213,8 @@ def decoded(content: Any, num_channels: int) -> tf.Tensor:
 def _plain_bmp(content: tf.Tensor) -> tf.Tensor:
     """Fails for a BMP image with a palette, whose indices TensorFlow would take for levels of gray.
 
-    It fails by a text that is no number: an assertion has a state, and data workers can prepare nothing that has one.
+    The operation that fails converts a text to a number. An assertion would be stateful, and the tf.data service cannot
+    serialize stateful operations.
     """
     import tensorflow as tf
 

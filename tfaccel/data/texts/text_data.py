@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import os
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -108,7 +108,23 @@ class TextPieces(InMemory):
         )
 
 
-class TextData(Batches):
+class _ClassifiedTexts(Batches):
+    """Batches of tokens and one-hot classes, made by a function on first use."""
+
+    source: LabelledTexts
+
+    def __init__(self, texts: LabelledTexts, make_batches: Callable[[], TextBatches], raw_input: RawInput) -> None:
+        super().__init__(
+            texts,
+            make_batches,
+            num_train_examples=len(texts.train_texts),
+            several_epochs=True,
+            takes_every=True,
+            raw_input=raw_input,
+        )
+
+
+class TextData(_ClassifiedTexts):
     """Batches of token ids (int32) and one-hot classes (float32). The texts are `source`.
 
     Args:
@@ -130,8 +146,6 @@ class TextData(Batches):
         (TensorShape([32, 100]), TensorShape([32, 5]))
     """
 
-    source: LabelledTexts
-
     def __init__(
         self,
         texts: LabelledTexts,
@@ -144,14 +158,8 @@ class TextData(Batches):
         self._num_words, self._token_dropout, self._group_by_length = num_words, token_dropout, group_by_length
         most_tokens = None if unit == "subwords" else MAX_TOKENS
         self.vocabulary = Vocabulary.of(texts.train_texts, unit=unit, least_count=2, most_tokens=most_tokens)
-        super().__init__(
-            texts,
-            self._batches,
-            num_train_examples=len(texts.train_texts),
-            several_epochs=True,
-            takes_every=True,
-            raw_input=TextInput(vocabulary=self.vocabulary, num_tokens=num_words, class_names=texts.class_names),
-        )
+        raw_input = TextInput(vocabulary=self.vocabulary, num_tokens=num_words, class_names=texts.class_names)
+        super().__init__(texts, self._batches, raw_input)
 
     def _batches(self) -> Any:
         texts, one_hot = self.source, np.eye(len(self.source.class_names), dtype=np.float32)
@@ -166,7 +174,7 @@ class TextData(Batches):
         return np.where(dropped, np.int32(UNKNOWN), tokens), classes
 
 
-class PresetTextData(Batches):
+class PresetTextData(_ClassifiedTexts):
     """Batches of a preset's tokens and one-hot classes (float32). The texts are `source`.
 
     Args:
@@ -182,18 +190,9 @@ class PresetTextData(Batches):
         True
     """
 
-    source: LabelledTexts
-
     def __init__(self, texts: LabelledTexts, preset: Preset, *, num_tokens: int, group_by_length: bool = False) -> None:
         self._preset, self._num_tokens, self._group_by_length = preset, num_tokens, group_by_length
-        super().__init__(
-            texts,
-            self._batches,
-            num_train_examples=len(texts.train_texts),
-            several_epochs=True,
-            takes_every=True,
-            raw_input=RawInput(class_names=tuple(map(str, texts.class_names))),
-        )
+        super().__init__(texts, self._batches, RawInput(class_names=tuple(map(str, texts.class_names))))
 
     def _batches(self) -> Any:
         texts, one_hot = self.source, np.eye(len(self.source.class_names), dtype=np.float32)
