@@ -30,7 +30,7 @@ BUDGET = {
     "reporting": 2_800,
     "training": 4_275,
     "training.kernels": 1_375,
-    "training.private": 2_550,
+    "training.private": 2_610,
     "training.proof": 2_650,
     "training.run": 7_700,
     "training.stages": 850,

@@ -286,6 +286,44 @@ def test_fit_in_the_scope_of_the_strategy_is_compared_with_one_device_outside_of
             fit(coupled, X, LABELS, batch_size=8, verbose=0)
 
 
+def ranks(y, outputs, **kwargs):
+    """The correlation of targets and predictions, by ranks, computed by NumPy."""
+
+    def correlation(targets, predicted):
+        return np.corrcoef(targets.ravel(), predicted[:, 0].argsort().argsort())[0, 1].astype("float32")
+
+    return tf.ensure_shape(tf.numpy_function(correlation, [y, outputs], tf.float32, **kwargs), [])
+
+
+def to_the_mean(y, outputs):
+    """A loss that PyTorch's or NumPy's style of code computes from all rows."""
+    centred = tf.py_function(lambda values: values - tf.reduce_mean(values, 0), [outputs], tf.float32)
+    return tf.reduce_mean(tf.ensure_shape(centred, [None, 3]) ** 2, axis=-1)
+
+
+@pytest.mark.parametrize("is_pure", [False, True])
+def test_losses_and_metrics_that_call_python_are_those_of_one_device(is_pure, caplog):
+    """A proof would call it once more: they get the rows of all replicas without one."""
+
+    def fitted(replicas):
+        keras.utils.set_random_seed(1)
+        with scope_of(replicas):
+            model = keras.Sequential([keras.Input((6,)), layers.Dense(3)])
+            pure = {"stateful": False} if is_pure else {}
+            metric = keras.metrics.MeanMetricWrapper(lambda *given: ranks(*given, **pure), name="ranks")
+            model.compile("sgd", CROSS_ENTROPY if is_pure else to_the_mean, metrics=[metric])
+        options = {"validation_data": (X[:6], LABELS[:6]), "batch_size": 8, "epochs": 2, "verbose": 0}
+        history = fit(model, X, LABELS, **options) if replicas else model.fit(X, LABELS, **options, shuffle=True)
+        return history.history
+
+    with caplog.at_level(logging.INFO, logger="tfaccel"):
+        many = fitted(2)
+    said = "one step could not be compared with one device: it calls Python code while it runs"
+    assert (said in " ".join(caplog.messages)) != is_pure
+    one = fitted(0)
+    assert {name: pytest.approx(values, rel=1e-5) for name, values in one.items()} == many
+
+
 def test_a_step_that_cannot_be_compared_is_said_and_trains(caplog):
     class Calls(layers.Layer):
         def call(self, x):

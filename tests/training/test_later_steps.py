@@ -18,7 +18,7 @@ X, Y = RNG.normal(size=(64, 6)).astype("float32"), RNG.normal(size=(64, 1)).asty
 LATE = Y.copy()
 LATE[24:62:3] = np.nan  # nothing is missing in the first batches
 MARKED = np.where(np.isnan(LATE), 9.0, LATE).astype("float32")
-layers = keras.layers
+layers, ops = keras.layers, keras.ops
 
 
 def present(y):
@@ -177,6 +177,54 @@ def test_steps_that_draw_random_numbers_are_compared(name):
     assert proof.holds and proof.num_steps == 8
     with pytest.raises(CoupledRowsError, match="Layer 'centring'"):
         fit(coupled, X, Y, batch_size=8, verbose=0)
+
+
+class SeededNoise(layers.Layer):
+    """Noise whose seed is the same on all replicas: so is that of rows at the same place of each replica's share.
+
+    Args:
+        kind: what the seed is.
+    """
+
+    def __init__(self, kind, **kwargs):
+        super().__init__(**kwargs)
+        self.kind = kind
+        self.count = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False)
+
+    def call(self, x):
+        self.count.assign(self.count + 1)
+        if self.kind == "a number":
+            return x + keras.random.normal(ops.shape(x), seed=3)
+        if self.kind == "a constant":
+            return tf.nn.experimental.stateless_dropout(x, 0.5, [1, 2])
+        return x + tf.random.stateless_uniform(tf.shape(x), tf.stack([7, self.count.value]))
+
+
+@pytest.mark.parametrize("kind", ["a number", "a constant", "a counter"])
+def test_noise_of_rows_from_the_seed_of_all_replicas_is_refused(kind):
+    with scope_of(2):
+        model = sequential(lambda: SeededNoise(kind, name="noisy"))()
+    with pytest.raises(
+        CoupledRowsError, match=r"/noisy\w*/\w+/.* draws the same random numbers on every replica.*SeedGenerator"
+    ):
+        fit(model, X, Y, batch_size=8, verbose=0)
+
+
+class NoisyGradients(OwnStep):
+    """Noise of the weights' shapes is the same on all replicas, as it should be."""
+
+    def apply_gradients(self, gradients, y):
+        seed = tf.stack([3, tf.cast(self.optimizer.iterations, tf.int32)])
+        super().apply_gradients([g + tf.random.stateless_normal(g.shape, seed) for g in gradients], y)
+
+
+def test_noise_of_gradients_from_the_seed_of_all_replicas_is_that_of_one_device():
+    def make():
+        model = NoisyGradients([keras.Input((6,)), layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.02))
+        return model
+
+    assert_equal(trained(make, 2), trained(make, 0))
 
 
 PLACES = {

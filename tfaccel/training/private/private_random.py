@@ -135,25 +135,33 @@ def refusing_unseeded_random(
 
 
 @contextlib.contextmanager
-def still_random(used: list[bool], *, when: Callable[[], bool] = lambda: True) -> Iterator[None]:
+def still_random(
+    used: list[bool], *, when: Callable[[], bool] = lambda: True, seeded: list[tf.Tensor] | None = None
+) -> Iterator[None]:
     """While tracing: operations that draw random numbers give constants, the same ones for any number of rows.
 
-    So do the functions of `random` and `numpy.random`, whose numbers become constants of the graph anyway.
+    So do the functions of `random` and `numpy.random`, whose numbers become constants of the graph anyway. In a graph,
+    an operation whose seed is the same on all replicas, such as a constant or a count of steps, draws what it does.
 
     Args:
-        used: a list to which True is appended for each such operation.
+        used: a list to which True is appended for each operation that gives constants.
+        seeded: a list to which the results of those with such a seed are appended.
     """
     from tensorflow.python.ops import gen_random_ops, gen_stateful_random_ops, gen_stateless_random_ops
     from tensorflow.python.ops import gen_stateless_random_ops_v2 as gen_stateless_random_ops_v2
 
     modules = (gen_random_ops, gen_stateful_random_ops, gen_stateless_random_ops, gen_stateless_random_ops_v2)
+    drawing = _Drawing(used, when, [] if seeded is None else seeded)
+    next_seed = in_trace(
+        drawing.traces, drawing.next_of(keras.random.SeedGenerator.next), keras.random.SeedGenerator.next
+    )
 
     def still(module: Any) -> dict[str, Any]:
-        return {name: _still(getattr(module, name), used, when) for name in dir(module) if name in _CONSTANTS}
+        return {name: drawing.still(getattr(module, name)) for name in dir(module) if name in _CONSTANTS}
 
     of_python = ((random, random.Random), (np.random, np.random.RandomState))
     with (
-        patch_lock,
+        patched(keras.random.SeedGenerator, next=next_seed),
         attributes_of_each((module, still(module)) for module in modules),
         attributes_of_each((module, _still_python(module, kind, used)) for module, kind in of_python),
     ):
@@ -180,18 +188,66 @@ def _still_python(module: Any, kind: type, used: list[bool]) -> dict[str, Callab
     return {name: still(name, getattr(module, name)) for name in names if callable(getattr(module, name, None))}
 
 
-def _still(original: Callable[..., Any], used: list[bool], when: Callable[[], bool]) -> Callable[..., Any]:
-    constants, signature, traces = _CONSTANTS[original.__name__], inspect.signature(original), same_trace()
+class _Drawing:
+    """What a trace draws: which tensors come from random numbers, and which operations do not, for their seed is none.
 
-    def draw(*args: Any, **kwargs: Any) -> Any:
-        if not (traces() and when()):
-            return original(*args, **kwargs)
-        used.append(True)
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return constants(bound.arguments)
+    Args:
+        used, when, seeded: as for `still_random`.
+    """
 
-    return draw
+    def __init__(self, used: list[bool], when: Callable[[], bool], seeded: list[tf.Tensor]) -> None:
+        self._used, self._when, self._seeded = used, when, seeded
+        self._sources: set[tf.Operation] = set()
+        self.traces = same_trace()
+
+    def next_of(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`SeedGenerator.next`, whose seeds are noted."""
+        return lambda *args, **kwargs: self._noted(original(*args, **kwargs))
+
+    def still(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """An operation that gives constants."""
+        constants, signature = _CONSTANTS[original.__name__], inspect.signature(original)
+
+        def draw(*args: Any, **kwargs: Any) -> Any:
+            if not (self.traces() and self._when()):
+                return original(*args, **kwargs)
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            seed = next((bound.arguments[name] for name in ("seed", "key") if name in bound.arguments), None)
+            if original.__name__.startswith("stateless") and not self._is_random(seed):
+                drawn = original(*args, **kwargs)
+                self._seeded.append(drawn)
+                return drawn
+            self._used.append(True)
+            return self._noted(constants(bound.arguments))
+
+        return draw
+
+    def _noted(self, drawn: Any) -> Any:
+        if tf.is_symbolic_tensor(drawn):
+            self._sources.add(drawn.op)
+        return drawn
+
+    def _is_random(self, seed: Any) -> bool:
+        """Whether a seed is drawn, or may be: arguments of functions and loops, and eager tensors, do not tell."""
+        if tf.executing_eagerly():
+            return True
+        tensors, seen = [seed], set[tf.Operation]()
+        while tensors:
+            tensor = tensors.pop()
+            if not tf.is_symbolic_tensor(tensor) or tensor.op in seen:
+                continue
+            seen.add(tensor.op)
+            if tensor.op in self._sources:
+                return True
+            if tensor.op.type != "Placeholder":
+                tensors += tensor.op.inputs
+                continue
+            outer = [one for one, inner in getattr(tensor.graph, "captures", ()) if inner is tensor]
+            if not outer:
+                return True
+            tensors += outer
+        return False
 
 
 def _filled(of: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], tf.Tensor]:

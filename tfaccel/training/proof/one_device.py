@@ -33,7 +33,10 @@ from tfaccel.training.steps.replicas import Replicas, split_rows
 
 _MAX_SIZE = 100_000  # of a list or an array that the code of a step may change while it is traced
 _PLAIN = (int, float, complex, bool, str, bytes, tuple, type(None))
-CALLS_PYTHON = "it calls Python code while it runs (tf.py_function), which would be called once more"
+CALLS_PYTHON = (
+    "it calls Python code while it runs (tf.py_function), which would be called once more. If the code has no side "
+    "effects, call it by tf.numpy_function(..., stateful=False)"
+)
 _RATES = ("dropout", "recurrent_dropout", "rate", "stddev")
 
 
@@ -52,9 +55,11 @@ def without_side_effects(model: keras.Model) -> Iterator[None]:
     """
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("stateful") is False:
+            return of_numpy(*args, **kwargs)
         raise CallsPython(CALLS_PYTHON)
 
-    traces = same_trace()
+    traces, of_numpy = same_trace(), tf.numpy_function
     quiet: dict[str, Callable[..., Any]] = dict.fromkeys(("py_function", "numpy_function"), refuse)
     quiet["print"] = lambda *args, **kwargs: None
     record_if = in_trace(traces, lambda condition: contextlib.nullcontext(), tf.summary.record_if)

@@ -38,17 +38,24 @@ _ADVICE = (
     "`global_clipnorm`, or in the step after tfaccel.ops.mean_over_replicas, as for gradients that the step keeps; or "
     "build the model outside the strategy to train on one replica. check_rows=False skips this check."
 )
+_SEED_ADVICE = "call keras.random with a keras.random.SeedGenerator as `seed`"
 
 
-def make_refusal(engine: Engine, kind: str, data: Any, proof: Proof) -> str:
+def make_refusal(engine: Engine, kind: str, data: Any, proof: Proof, seeded: Sequence[tf.Tensor]) -> str:
     """The message for a step that differs from one device's.
 
     Args:
         engine: the engine that ran it; the model has its state from before.
+        seeded: random numbers that are the same on all replicas.
     """
     logs, variables = proof.logs, proof.variables
     shared = [one for one in variables if one.endswith(SHARED)]
     what = f"{shared[0]}, is assigned by each replica" if shared else _mixing_layer(engine, kind, data)
+    by_row = [one.op.name for one in seeded if one.shape.rank and one.shape[0] in (None, proof.num_rows)]
+    if by_row and not what:
+        what = (
+            f"{by_row[0]} draws the same random numbers on every replica, since its seed is the same ({_SEED_ADVICE})"
+        )
     what = what or _blamed(engine.model, kind, proof)
     many = "s" if len(variables) > 1 else ""
     paths = ", ".join(variables[:3]).replace(SHARED, "")

@@ -192,6 +192,11 @@ class StepChecks:
         step = self._step_for(kind, feed, data)
         if step is None:
             return None
+        if step.failure and kind not in self.proofs:  # nothing will be shown: what may take all rows does
+            step.begin(data)
+            for change in self._for_rows_of_all(kind, step, data):
+                change()
+            self._undone.clear()
         if step.is_apart:
             self._conclude_apart(kind, step, data)
             return None
@@ -241,18 +246,15 @@ class StepChecks:
         try:
             result = one_step(first, step.wait)
         except Exception as error:
-            first, result = (
-                feed,
-                self._run_changed(kind, step, data, partial(one_step, feed, step.wait), changes, error),
-            )
+            run = partial(one_step, feed, step.wait)
+            first, result = feed, self._run_changed(kind, step, data, run, changes, error)
         if first is not feed and isinstance(feed, IteratorFeed):
             feed.drop()
         return result
 
     def _for_rows_of_all(self, kind: str, step: StepProof, data: Any) -> list[Callable[[], None]]:
         """What may be computed from the rows of all replicas: the user's metrics, and the user's loss."""
-        model = self._engine.model
-        changes: list[Callable[[], None]] = []
+        model, changes = self._engine.model, list[Callable[[], None]]()
         if kind != "predict" and can_gather(data):
             metrics = [metric for metric in own_metrics(model) if metric not in GATHERED]
             changes += [partial(self._set_gathered, step, metrics, data)] * bool(metrics)
@@ -385,7 +387,7 @@ class StepChecks:
             self._steps.pop(kind)
             self.proofs.pop(kind, None)
             self._engine.forget_graphs()
-            raise CoupledRowsError(make_refusal(self._engine, kind, data, first))
+            raise CoupledRowsError(make_refusal(self._engine, kind, data, first, step.seeded))
         known = self.proofs.get(kind)
         if known is not None and self._undone:
             logger.warning(EARLIER_STEPS, known.num_steps)

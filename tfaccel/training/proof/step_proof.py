@@ -99,8 +99,10 @@ class StepProof:
     Attributes:
         is_apart: whether a step of its own is compared, not the engine's.
         has_fewer_rows: whether some rows of a batch are compared, not all.
+        failure: why the step cannot be compared; empty if it can.
         is_too_large: whether one device had no memory for a batch.
         metrics: which metrics differed in the last step that was compared.
+        seeded: random numbers that are the same on all replicas, since their seed is.
     """
 
     def __init__(self, engine: Engine, kind: str, data: Any, spec: Any, *, every: int = 1) -> None:
@@ -111,10 +113,10 @@ class StepProof:
         self._specs = get_specs(self.get_rows(data), spec)
         self.has_fewer_rows, self.is_too_large = every > 1, False
         self._graphs: list[tf.Graph] = []
-        self._drawn: list[bool] = []
+        self._drawn, self.seeded = list[bool](), list[tf.Tensor]()
         self._before, self._accumulated = State([]), dict[int, np.ndarray]()
         self._of_one: StepAhead | None = None
-        self._failure, self._one_overflows = "", False
+        self.failure, self._one_overflows = "", False
         self._on_shares: ReplicaLayers | None = None
         if kind == "train" and self._replicas.num_workers == 1 and not self._is_plain:
             self._on_shares = ReplicaLayers(self._model, self._replicas)
@@ -126,8 +128,8 @@ class StepProof:
         try:
             self._trace()
         except Exception as error:  # the step itself may fail, and says so when it is really run
-            self._failure = get_reason(error)
-        self._failure, self.is_apart = agreed_way(self._failure, self.is_apart, self._replicas)
+            self.failure = get_reason(error)
+        self.failure, self.is_apart = agreed_way(self.failure, self.is_apart, self._replicas)
 
     def _trace(self) -> None:
         runs_on_shares = True
@@ -141,7 +143,7 @@ class StepProof:
             self._trace_apart()  # constants may make rows alike, whose variance is rounding alone
         if self.is_apart:
             self.trace_replicas()
-        self._failure = next(filter(None, map(what_cannot_run_again, self._graphs)), "")
+        self.failure = next(filter(None, map(what_cannot_run_again, self._graphs)), "")
 
     def _trace_apart(self) -> None:
         self.is_apart = True
@@ -174,7 +176,7 @@ class StepProof:
 
     def run_alone(self, rows: Any) -> Any:
         """Runs the step of one device on some rows, whose shapes it takes; changes nothing."""
-        return None if self._failure else self._step_of_one(rows, State(self._variables))
+        return None if self.failure else self._step_of_one(rows, State(self._variables))
 
     def begin(self, data: Any) -> None:
         """Takes note of the state that the engine's step is about to begin with, and starts the step of one device."""
@@ -182,7 +184,7 @@ class StepProof:
         self._accumulated = accumulated_by_all(self._model, self._replicas, self._before) if trains else {}
         if self._kind != "predict":
             self._accumulated |= self.metrics.begin(self._before)
-        if not self._failure:
+        if not self.failure:
             other = self._reversed(data) if trains else None
             self._of_one = StepAhead(self._step_of_one, data, self._before, self._accumulated, other=other)
 
@@ -253,7 +255,7 @@ class StepProof:
 
         layers = self._on_shares
         when = (lambda: not layers.runs) if layers is not None else lambda: True
-        with without_side_effects(self._model), still_random(drawn, when=when):
+        with without_side_effects(self._model), still_random(drawn, when=when, seeded=self.seeded):
             function = concrete_function(tf.function(traced, autograph=False), self._specs)
         self._graphs.append(function.graph)
         return function
@@ -310,15 +312,15 @@ class StepProof:
 
     @cached_property
     def _tables(self) -> list[LookupTable]:
-        return [] if self._failure else changed_tables(self._graphs[0])
+        return [] if self.failure else changed_tables(self._graphs[0])
 
     # --- Comparing ----------------------------------------------------------------------------------------------------
 
     def _agreed(self, data: Any, run: Callable[[], tuple[Any, State]]) -> Proof:
         """What comparing the results and the state that `run` returns has shown on any worker."""
         self._one_overflows = self.is_too_large = False
-        if self._failure:
-            return self._proof(failure=self._failure)
+        if self.failure:
+            return self._proof(failure=self.failure)
         try:
             proof = self._compared(data, *self._ended(run))
         except Exception as error:
