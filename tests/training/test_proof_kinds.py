@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from proof_models import OwnModel, fitted
-from replica_models import scope_of
+from replica_models import X, Y, scope_of
 
 from tfaccel.benchmarks.compilation_suite import six_convolutions
 from tfaccel.errors import CoupledRowsError
@@ -183,10 +183,18 @@ class SubtractsGradients(OwnModel):
         return {"loss": self.metrics[0].result()}
 
 
+class MovesItsLearningRate(OwnModel):
+    optimizer_of_step = staticmethod(lambda: keras.optimizers.SGD(0.01))
+
+    def after(self, x):
+        self.optimizer.learning_rate.assign(0.01 + 0.001 * tf.reduce_mean(x))
+
+
 @pytest.mark.parametrize(
     ("make", "name"),
     [
         (CountsInATable, "lookup table 0"),
+        (MovesItsLearningRate, r"^sgd\w*/learning_rate is assigned"),
         (SubtractsGradients, r"differ in 2 variables \("),
         (WritesAText, "^Variable is assigned"),
         (CountsTwice, "row_count"),
@@ -355,6 +363,35 @@ def test_what_is_right_is_not_refused(make, caplog):
     caplog.set_level("INFO", logger="tfaccel")
     fitted(make)
     assert "training: 2 replicas = 1 device" in caplog.text
+
+
+class Center(keras.layers.Layer):
+    """A moving mean that Keras takes over the replicas whenever it is assigned, for which they wait."""
+
+    def build(self, shape):
+        options = {"initializer": "zeros", "trainable": False, "aggregation": "mean"}
+        self.center = self.add_weight(shape=(shape[-1],), name="center", **options)
+
+    def call(self, x, training=False):
+        if training:
+            self.center.assign(0.9 * self.center + 0.1 * keras.ops.mean(x, axis=0))
+        return x
+
+
+@pytest.mark.parametrize("num_rows", [16, 13])
+def test_what_is_averaged_when_it_is_assigned_is_that_of_one_device_or_refused(num_rows):
+    def fitted(replicas):
+        with scope_of(replicas):
+            model = keras.Sequential([keras.Input((6,)), Center(), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        (fit if replicas else keras.Model.fit)(model, X[:num_rows], Y[:num_rows], batch_size=8, verbose=0)
+        return model.layers[0].center.numpy()
+
+    if num_rows == 13:  # the last batch has three rows on a replica, and two on the other
+        with pytest.raises(CoupledRowsError, match="center is assigned a value that depends on the rows"):
+            fitted(2)
+    else:
+        np.testing.assert_allclose(fitted(2), fitted(0), rtol=1e-5)
 
 
 class MixesRows(keras.layers.Layer):

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.training.steps.global_batch import (
-    NeedsEveryReplica,
+    check_runs,
     current_share,
     gradient_of_exchanged,
     gradient_weight,
@@ -114,8 +114,7 @@ def _summed(value: Any, *, weigh: Callable[[tf.Tensor], tf.Tensor] | None) -> An
     if value is None:
         return None
     own, share, context = tf.convert_to_tensor(value), current_share(), tf.distribute.get_replica_context()
-    if share is not None and not share.may_gather:
-        raise NeedsEveryReplica
+    check_runs()
     if context is None or context.num_replicas_in_sync == 1 or (share is not None and share.counting):
         return own
     reduce = partial(context.all_reduce, tf.distribute.ReduceOp.SUM)

@@ -22,7 +22,7 @@ import tensorflow as tf
 from tfaccel.training.private import private_api, private_layers
 from tfaccel.training.steps.all_reduce import mean_over_replicas
 from tfaccel.training.steps.global_batch import (
-    NeedsEveryReplica,
+    check_runs,
     current_share,
     global_losses,
     gradient_of_exchanged,
@@ -88,8 +88,7 @@ def all_gather_rows(rows: Any) -> tf.Tensor:
     share, context = current_share(), tf.distribute.get_replica_context()
     if share is not None:
         share.gathers = True
-        if not share.may_gather:
-            raise NeedsEveryReplica
+        check_runs()
         own = rows_that_count(own)
     if context is None or context.num_replicas_in_sync == 1 or (share is not None and share.counting):
         return own

@@ -86,6 +86,13 @@ class NeedsEveryReplica(Exception):
     """While tracing: the step gathers rows over the replicas, but some do not run it, or XLA compiles it."""
 
 
+def check_runs() -> None:
+    """Raises NeedsEveryReplica where the replicas being traced cannot wait for each other."""
+    share = current_share()
+    if share is not None and not share.may_gather:
+        raise NeedsEveryReplica
+
+
 @contextlib.contextmanager
 def replica_share(share: Share | None) -> Iterator[Share | None]:
     """While tracing a replica's step: losses are reduced over its share of the global batch (None: one device)."""
@@ -114,7 +121,7 @@ def global_losses(model: keras.Model) -> Iterator[None]:
     update_mean = functools.partial(_update_mean, private_layers.loss_trackers(model))
     reduction = private_layers.loss_reduction(_reduce, update_mean, _gradient)
     inlined = functions_inlined(lambda: current_share() is not None)
-    with reduction, instance_attributes(model, added), own_tensors(model), inlined:
+    with reduction, instance_attributes(model, added), own_tensors(model, check_runs), inlined:
         yield
 
 

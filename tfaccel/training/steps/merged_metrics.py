@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfaccel.training.private import private_api, private_layers
 from tfaccel.training.steps.all_reduce import mean_over_replicas, sum_over_replicas
 from tfaccel.training.steps.gather_rows import gather_nest, gather_states
-from tfaccel.training.steps.global_batch import NeedsEveryReplica, current_share, replica_share
+from tfaccel.training.steps.global_batch import check_runs, current_share, replica_share
 from tfaccel.training.steps.overrides import left_by_user
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.tracing import TraceAgain
@@ -129,8 +129,7 @@ def _merged(metric: keras.metrics.Metric, replicas: Replicas, get: Callable[[Any
 def _over_replicas(metric: keras.metrics.Metric, get: Callable[[Any], Any]) -> Any:
     """What `get` returns of a metric with the state over all replicas. Call it on each of them."""
     share, context = current_share(), tf.distribute.get_replica_context()
-    if share is not None and not share.may_gather:
-        raise NeedsEveryReplica
+    check_runs()
     states = _get_state(metric)
     if share is not None:  # what a borrowed row has added does not count
         before = [share.metric_states.get(id(variable)) for variable in metric.variables]

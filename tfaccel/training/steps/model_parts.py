@@ -162,8 +162,9 @@ def has_own_logs(model: keras.Model, kind: str) -> bool:
 
 
 def moved_by_gradients(model: keras.Model) -> list[keras.Variable]:
-    """The weights that optimizers train, and the optimizers' own variables."""
+    """The weights that optimizers train, and the optimizers' own variables, except for learning rates."""
     slots = [slot for optimizer in get_optimizers(model).values() for slot in optimizer.variables]
+    slots = [slot for slot in slots if slot.name != "learning_rate"]
     return [*model.trainable_variables, *slots]
 
 

@@ -117,10 +117,15 @@ def _structure(specs: Any) -> Any:
     return tf.nest.map_structure(lambda spec: True if spec is None else None, specs)
 
 
-def own_tensors(model: keras.Model) -> contextlib.AbstractContextManager[None]:
-    """While tracing several replicas: saves the layers' tensors where a replica waits, and restores them after."""
+def own_tensors(model: keras.Model, check: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
+    """While tracing several replicas: saves the layers' tensors where a replica waits, and restores them after.
+
+    Args:
+        check: called before a replica waits; may raise an error.
+    """
 
     def wait(merge: Callable[[], Any]) -> Any:
+        check()
         kept = [(layer, _attributes(layer)) for layer in all_layers(model)]
         result = merge()
         for layer, attributes in kept:
