@@ -28,7 +28,7 @@ BUDGET = {
     "planning": 5_350,
     "processes": 1_300,
     "reporting": 2_800,
-    "training": 4_275,
+    "training": 4_290,
     "training.kernels": 1_375,
     "training.private": 2_610,
     "training.proof": 2_650,

@@ -1,11 +1,11 @@
-"""Runs a user's script up to its first `Model.fit`, trains a few steps there in one of three ways, and ends.
+"""Runs a user's script up to its first `Model.fit`, trains a few steps there in one of four ways, and ends.
 
     python -m tfaccel.training.check_program '{"script": "train.py", "arguments": [], "way": "one", ...}'
 
-The ways are "one" (plain Keras on one device), "keras" (plain Keras on several replicas) and "tfaccel" (`tfaccel.fit`
-on several replicas). The replicas are logical CPUs, under a `MirroredStrategy` in whose scope the script runs. Layers
-that draw random numbers in training run in inference mode in all of them, since replicas draw other numbers than one
-device.
+The ways are "one" (plain Keras on one device), "rounded" (the same from weights that are moved by rounding), "keras"
+(plain Keras on several replicas) and "tfaccel" (`tfaccel.fit` on several replicas). The replicas are logical CPUs,
+under a `MirroredStrategy` in whose scope the script runs. Layers that draw random numbers in training run in inference
+mode in all of them, since replicas draw other numbers than one device.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from tfaccel.training.runtime import set_seeds, split_cpu
 from tfaccel.training.steps.engine import get_engine
 
 _DEFAULT_BATCH_SIZE = 32
+_ROUNDING = 2.0**-16  # of a weight: what sums over many rows round in float32
 _LEFT_OUT = ("callbacks", "validation_data", "validation_split", "initial_epoch", "validation_steps", "verbose")
 
 
@@ -42,7 +43,7 @@ def main(argv: list[str]) -> int:
     end_with_parent()
     split_cpu(order["num_replicas"])
     devices = [f"CPU:{number}" for number in range(order["num_replicas"])]
-    strategy = None if order["way"] == "one" else tf.distribute.MirroredStrategy(devices)
+    strategy = None if order["way"] in ("one", "rounded") else tf.distribute.MirroredStrategy(devices)
     replace_fit(lambda model, arguments: _train(model, arguments, order))
     set_seeds(0)
     script = Path(order["script"]).resolve()
@@ -68,6 +69,8 @@ def _train(model: keras.Model, arguments: dict[str, Any], order: dict[str, Any])
     train: Any = fit if order["way"] == "tfaccel" else keras.Model.fit
     still = [layer for layer in private_api.all_layers(model) if layer is not model and draws(layer)]
     before = _optimizer_steps(model)
+    if order["way"] == "rounded":
+        given["callbacks"] = [_MovesWeights()]
     with in_inference_mode(still):
         history = train(model, **given)
         num_steps = history.params.get("steps") or _optimizer_steps(model) - before or order["num_steps"]
@@ -86,6 +89,19 @@ def _train(model: keras.Model, arguments: dict[str, Any], order: dict[str, Any])
     partial = Path(order["out"] + ".partial")
     partial.write_text(json.dumps(found))
     os.replace(partial, order["out"])
+
+
+class _MovesWeights(keras.callbacks.Callback):
+    """Moves the weights by as much as rounding does, once, as soon as there are any."""
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Called before each step; the model may be built in the first one."""
+        generator = np.random.default_rng(0)
+        for weight in [] if vars(self).get("has_moved") else self.model.trainable_variables:
+            if weight.dtype == "float32":
+                signs = generator.choice([-1.0, 1.0], weight.shape)
+                weight.assign(weight * (1.0 + _ROUNDING * signs).astype("float32"))
+                self.has_moved = True
 
 
 def _optimizer_steps(model: keras.Model) -> int:
@@ -126,14 +142,15 @@ def _causes(model: keras.Model, given: dict[str, Any], num_still: int) -> list[s
     optimizer, batch_size = model.optimizer, given.get("batch_size") or _DEFAULT_BATCH_SIZE
     leaves = [leaf for leaf in keras.tree.flatten(given.get("x")) if hasattr(leaf, "shape") and len(leaf.shape)]
     is_uneven = bool(leaves) and len(leaves[0]) % batch_size
-    kinds = {type(layer) for layer in private_api.all_layers(model)}
+    layers = private_api.all_layers(model)
+    normalizing = [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
     clips = [name for name in ("clipvalue", "clipnorm", "global_clipnorm") if getattr(optimizer, name, None)]
     found = {
         "an uneven last batch": is_uneven,
         "sample weights": given.get("sample_weight") is not None or given.get("class_weight") is not None,
-        "masks": any(getattr(layer, "mask_zero", False) for layer in private_api.all_layers(model)),
+        "masks": any(getattr(layer, "mask_zero", False) for layer in layers),
         f"the optimizer's {', '.join(clips)}": clips,
-        "BatchNormalization over the rows of a replica": keras.layers.BatchNormalization in kinds,
+        "BatchNormalization over the rows of a replica": not all(layer.synchronized for layer in normalizing),
         "gradient accumulation": getattr(optimizer, "gradient_accumulation_steps", None),
     }
     causes = [cause for cause, applies in found.items() if applies]
