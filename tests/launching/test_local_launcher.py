@@ -172,11 +172,14 @@ if index == 1:
         os.sched_setaffinity(thread, {max(os.sched_getaffinity(0))})
         os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
     loop = "import os; os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))\\nwhile True: pass"
-    busy = [subprocess.Popen(["timeout", "8", sys.executable, "-c", loop]) for _ in range(3)]
-    beats = []
-    while busy[0].poll() is None:
-        beats.append(os.stat(os.environ["TFACCEL_HEARTBEAT"]).st_mtime)
-    print("longest", max(after - before for before, after in zip(beats, beats[1:])))
+    longest, rounds = 0.0, 0
+    while longest <= 2.0 and rounds < 6:  # how long it has to wait is the system's affair
+        busy = [subprocess.Popen(["timeout", "8", sys.executable, "-c", loop]) for _ in range(3)]
+        beats, rounds = [], rounds + 1
+        while busy[0].poll() is None:
+            beats.append(os.stat(os.environ["TFACCEL_HEARTBEAT"]).st_mtime)
+        longest = max(after - before for before, after in zip(beats, beats[1:]))
+    print("longest", longest)
 """
 
 
