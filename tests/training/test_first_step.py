@@ -296,7 +296,7 @@ def ranks(y, outputs, **kwargs):
 
 
 def to_the_mean(y, outputs):
-    """A loss that PyTorch's or NumPy's style of code computes from all rows."""
+    """A loss whose Python code takes the mean over all rows."""
     centred = tf.py_function(lambda values: values - tf.reduce_mean(values, 0), [outputs], tf.float32)
     return tf.reduce_mean(tf.ensure_shape(centred, [None, 3]) ** 2, axis=-1)
 

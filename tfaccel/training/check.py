@@ -174,7 +174,7 @@ def check_script(
         raise TfaccelError(f"There is no script {script!r}. Name a Python file that calls `Model.fit`.")
     outcomes: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="tfaccel-") as folder:
-        for way, text in {**WAYS, _ROUNDED: f"{WAYS['one']} again, for what rounding makes of it"}.items():
+        for way, text in {**WAYS, _ROUNDED: f"{WAYS['one']}, from rounded weights"}.items():
             progress(f"{text.format(num_replicas)}, up to {num_steps} steps")
             order = {"script": script, "arguments": list(arguments), "way": way, "num_replicas": num_replicas}
             order |= {"num_steps": num_steps, "out": str(Path(folder, way))}

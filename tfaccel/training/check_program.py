@@ -94,10 +94,14 @@ def _train(model: keras.Model, arguments: dict[str, Any], order: dict[str, Any])
 class _MovesWeights(keras.callbacks.Callback):
     """Moves the weights by as much as rounding does, once, as soon as there are any."""
 
+    has_moved = False
+
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Called before each step; the model may be built in the first one."""
+        if self.has_moved:
+            return
         generator = np.random.default_rng(0)
-        for weight in [] if vars(self).get("has_moved") else self.model.trainable_variables:
+        for weight in self.model.trainable_variables:
             if weight.dtype == "float32":
                 signs = generator.choice([-1.0, 1.0], weight.shape)
                 weight.assign(weight * (1.0 + _ROUNDING * signs).astype("float32"))

@@ -189,7 +189,7 @@ def _still_python(module: Any, kind: type, used: list[bool]) -> dict[str, Callab
 
 
 class _Drawing:
-    """What a trace draws: which tensors come from random numbers, and which operations do not, for their seed is none.
+    """What a trace draws, and from which seeds: some are drawn themselves, others are the same on all replicas.
 
     Args:
         used, when, seeded: as for `still_random`.

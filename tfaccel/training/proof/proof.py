@@ -51,12 +51,7 @@ def make_refusal(engine: Engine, kind: str, data: Any, proof: Proof, seeded: Seq
     logs, variables = proof.logs, proof.variables
     shared = [one for one in variables if one.endswith(SHARED)]
     what = f"{shared[0]}, is assigned by each replica" if shared else _mixing_layer(engine, kind, data)
-    by_row = [one.op.name for one in seeded if one.shape.rank and one.shape[0] in (None, proof.num_rows)]
-    if by_row and not what:
-        what = (
-            f"{by_row[0]} draws the same random numbers on every replica, since its seed is the same ({_SEED_ADVICE})"
-        )
-    what = what or _blamed(engine.model, kind, proof)
+    what = what or _seeded_rows(seeded, proof.num_rows) or _blamed(engine.model, kind, proof)
     many = "s" if len(variables) > 1 else ""
     paths = ", ".join(variables[:3]).replace(SHARED, "")
     named = [f"{len(variables)} variable{many} ({paths})"] if variables else []
@@ -76,6 +71,14 @@ def make_refusal_of_copies(names: Sequence[str], proof: Proof) -> str:
         f"of which sees only its own rows of the batch, hold values of it that differ. This shows only now: in none of "
         f"the {proof.num_steps} steps that were compared with one device's did it matter. {_ADVICE}"
     )
+
+
+def _seeded_rows(seeded: Sequence[tf.Tensor], num_rows: int) -> str:
+    """Says which operation draws the same random numbers for the rows of each replica; "" if there is none."""
+    names = [one.op.name for one in seeded if one.shape.rank and one.shape[0] in (None, num_rows)]
+    if not names:
+        return ""
+    return f"{names[0]} draws the same random numbers on every replica, since its seed is the same ({_SEED_ADVICE})"
 
 
 def _blamed(model: keras.Model, kind: str, proof: Proof) -> str:

@@ -45,9 +45,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tfaccel")
 
-GATHERS_LOSS = (
-    "The compiled loss of %s couples the rows of a batch: every replica computes it from the rows of all of them."
-)
+GATHERS_LOSS = "Every replica computes the compiled loss of %s from the rows of all replicas."
 EARLIER_STEPS = (
     "This shows only now: earlier steps that were not compared may differ from one device's. Compared so far: %d."
 )
@@ -428,7 +426,7 @@ class StepChecks:
         self._undone += [*(partial(GATHERED.discard, one) for one in metrics), before.put_back]
         self._undone += [partial(step.begin, data), step.wait]  # from that state
         for metric in metrics:
-            logger.info("Metric %s is not a sum over the rows: every replica updates it with all rows.", metric.name)
+            logger.info("Every replica updates metric %s with the rows of all replicas.", metric.name)
 
     def _gather_loss(self, kind: str, step: StepProof, data: Any, found: Proof, *, by_gradients: bool = False) -> bool:
         """Computes the compiled loss from the rows of all replicas, where it differs, or its gradients do."""
