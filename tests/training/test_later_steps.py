@@ -9,6 +9,7 @@ from replica_models import Centred, assert_equal, scope_of, sequential, trained
 from tfaccel.errors import CoupledRowsError
 from tfaccel.training.evaluate import evaluate, predict
 from tfaccel.training.fit import fit, plan_of_model
+from tfaccel.training.run.resume import Resume
 from tfaccel.training.steps.engine import get_engine
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
@@ -343,3 +344,51 @@ def test_a_smaller_last_batch_of_sparse_rows_is_compared():
         model.compile("sgd", "mse")
     fit(model, tf.data.Dataset.from_tensor_slices((rows, Y[:18])).batch(8), shuffle=False, verbose=0)
     assert get_engine(model).checks.num_compared("train") == 3
+
+
+ENGINES = []
+
+
+class NotesEngine(keras.callbacks.Callback):
+    def on_train_begin(self, logs=None):
+        ENGINES.append(get_engine(self.model))
+
+
+class CompilesAgain(NotesEngine):
+    """Between two epochs."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch:
+            self.model.compile(self.model.optimizer, loss="mae")
+
+
+def num_compared(make, tmp_path, monkeypatch, launch, notes):
+    """How many steps a run of two epochs of 8 steps has compared that `launch` starts again after the first."""
+    for epochs, (started, attempt) in enumerate((("20260101-000000", 1), launch), start=1):
+        monkeypatch.setenv("TFACCEL_LAUNCH_STARTED", started)
+        monkeypatch.setenv("TFACCEL_LAUNCH_ATTEMPT", str(attempt))
+        with scope_of(2):
+            model = make()
+        callbacks = [notes(), Resume(tmp_path / "run", state="restart")]
+        fit(model, X, Y, batch_size=8, epochs=epochs, verbose=0, callbacks=callbacks)
+    return ENGINES.pop().checks.num_compared("train")
+
+
+PLAIN = sequential(loss="mse")
+RESTARTED = ("20260101-000000", 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "launch", "notes", "numbers"),
+    [
+        (PLAIN, RESTARTED, NotesEngine, [8 + 1]),  # one of the second epoch, as without a restart
+        (PLAIN, ("20260102-000000", 2), NotesEngine, [8]),  # another launch, whose first epoch this is
+        (PLAIN, ("20260101-000000", 1), NotesEngine, [8]),  # no restart
+        (PLAIN, RESTARTED, CompilesAgain, [1, 2]),  # the first step, and one that is due, of what is compiled then
+        (sequential(loss=lambda y, p: ops.max((y - p) ** 2)), RESTARTED, NotesEngine, [8]),  # a loss to be gathered
+    ],
+)
+def test_workers_that_are_started_again_compare_the_next_step_that_is_due(
+    make, launch, notes, numbers, tmp_path, monkeypatch
+):
+    assert num_compared(make, tmp_path, monkeypatch, launch, notes) in numbers

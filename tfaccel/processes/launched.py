@@ -35,8 +35,13 @@ def resume_in_attempt(resume: str, environ: Mapping[str, str] | None = None) -> 
         >>> resume_in_attempt("never", {}), resume_in_attempt("never", {"TFACCEL_LAUNCH_ATTEMPT": "2"})
         ('never', 'auto')
     """
+    return "auto" if resume == "never" and is_restarted(environ) else resume
+
+
+def is_restarted(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether this is not the first attempt of a launch; `environ` is by default this process's environment."""
     attempt = (os.environ if environ is None else environ).get(ATTEMPT, "")
-    return "auto" if resume == "never" and attempt.isdecimal() and int(attempt) > 1 else resume
+    return attempt.isdecimal() and int(attempt) > 1
 
 
 def launch_date() -> str | None:

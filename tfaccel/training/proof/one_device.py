@@ -20,6 +20,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.data.feeds import Feed
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_tensorflow import in_trace, same_trace
 from tfaccel.training.proof.detached_step import State
@@ -427,3 +428,39 @@ def get_num_rows(data: Any) -> int:
     """The rows of a batch."""
     leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None and leaf.shape.rank]
     return int(leaves[0].shape[0]) if leaves else 0
+
+
+def only_batch(data: Any, spec: Any) -> tf.data.Dataset:
+    """A dataset of a single batch, of which only those sizes are known while tracing that `spec` has."""
+    specs = tf.nest.flatten(get_specs(data, spec))
+
+    def relaxed(leaf: Any, leaf_spec: Any) -> Any:
+        if not isinstance(leaf, tf.Tensor) or leaf_spec.shape == leaf.shape:
+            return leaf
+        return tf.compat.v1.placeholder_with_default(leaf, leaf_spec.shape)
+
+    def batch(*parts: Any) -> Any:
+        given = parts if isinstance(data, tuple) else parts[0]
+        return tf.nest.pack_sequence_as(given, list(map(relaxed, tf.nest.flatten(given), specs)))
+
+    return tf.data.Dataset.from_tensors(data).map(batch)
+
+
+def whole_batch(feed: Feed, replicas: Replicas) -> Any:
+    """The next global batch; workers that read only their own rows exchange them."""
+    data = feed.peek()
+    if getattr(feed.batches, "num_global_rows", None) is None:
+        return data
+
+    def of_all(leaf: Any) -> Any:
+        if not isinstance(leaf, tf.Tensor) or not leaf.shape.rank:
+            return leaf
+
+        def share(context: tf.distribute.ReplicaContext) -> tf.Tensor:
+            is_first = context.replica_id_in_sync_group == replicas.first_replica
+            return leaf if is_first else leaf[:0]
+
+        values = replicas.strategy.experimental_distribute_values_from_function(share)
+        return replicas.strategy.gather(values, axis=0)
+
+    return keras.tree.map_structure(of_all, data)

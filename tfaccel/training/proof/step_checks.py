@@ -20,9 +20,16 @@ import tensorflow as tf
 
 from tfaccel.data.feeds import Feed, IteratorFeed
 from tfaccel.errors import CoupledRowsError, PlanError
+from tfaccel.processes.launched import is_restarted, launch_date
 from tfaccel.training.private.private_slots import get_every_slot
 from tfaccel.training.proof.differences import unequal_copies
-from tfaccel.training.proof.one_device import get_num_rows, get_specs, rows_of_share, weights_of_each_replica
+from tfaccel.training.proof.one_device import (
+    get_num_rows,
+    only_batch,
+    rows_of_share,
+    weights_of_each_replica,
+    whole_batch,
+)
 from tfaccel.training.proof.proof import Proof, make_refusal, make_refusal_of_copies
 from tfaccel.training.proof.step_proof import StepProof
 from tfaccel.training.steps.gather_rows import LOSS_GATHERED, can_gather, get_losses, has_own_loss
@@ -65,22 +72,45 @@ class StepChecks:
     Attributes:
         looks: whether checks are on.
         proofs: kind of step -> what comparing its first step with one device's has shown.
+        proven_before: kinds of step that workers before a restart have compared, as the model is compiled.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.looks = True
         self.proofs: dict[str, Proof] = {}
-        self._steps: dict[str, tuple[Any, StepProof]] = {}  # by kind, with the function of Keras they belong to
+        self._steps: dict[str, tuple[Any, StepProof | None]] = {}  # by kind, with the function of Keras it belongs to
         self._epochs: dict[str, int] = {}
         self._steps_since: dict[str, int] = {}
         self._shapes: dict[str, int] = {}
         self._own_rows: list[tuple[keras.optimizers.Optimizer, keras.Variable]] = []  # before anything was changed
         self._undone: list[Callable[[], None]] = []  # takes back what was changed since the last proof
+        self._is_plain = True  # whether all steps were equal as they are
+        self.proven_before: set[str] = set()
 
     def to_json(self) -> dict[str, Any] | None:
         """What comparing steps with one device's has shown, by kind of step; None if nothing was compared."""
         return {kind: asdict(proof) | {"text": str(proof)} for kind, proof in self.proofs.items()} or None
+
+    @property
+    def _launch(self) -> list[Any]:
+        """What a restart shares with the workers before it."""
+        return [launch_date(), self._engine.replicas.num_replicas, repr(self._engine.options)]
+
+    def get_state(self) -> dict[str, Any] | None:
+        """For `set_state`, as JSON; None if workers that are started again have to compare their first step."""
+        if not self.proofs or not self._is_plain or launch_date() is None:
+            return None
+        proofs = {kind: asdict(proof) for kind, proof in self.proofs.items()}
+        return {"launch": self._launch, "proofs": proofs, "epochs": self._epochs, "steps_since": self._steps_since}
+
+    def set_state(self, state: dict[str, Any] | None) -> None:
+        """Lets workers that their launch has started again compare the next step that is due, and not their first."""
+        if not state or state["launch"] != self._launch or not is_restarted() or self.proofs:
+            return
+        self.proofs = {kind: Proof(**{**proof, "differing": ()}) for kind, proof in state["proofs"].items()}
+        self._epochs, self._steps_since = dict(state["epochs"]), dict(state["steps_since"])
+        self.proven_before = set(self.proofs)
 
     def turned(self, on: bool) -> contextlib.AbstractContextManager[None]:
         """Within the block, all checks are on or off."""
@@ -120,7 +150,8 @@ class StepChecks:
         return (*(step for step in doubled if limit is None or step < limit), *(() if limit is None else (limit - 1,)))
 
     def _is_proven(self, kind: str) -> bool:
-        return kind in self.proofs and kind in self._steps and self._steps[kind][0] is self._function(kind)
+        known = kind in self._steps and self._steps[kind][0] is self._function(kind)
+        return kind in self.proofs and (known or kind in self.proven_before)
 
     def _function(self, kind: str) -> Any:
         """The function of Keras that stands for the step as compiled; another one after a change of the model."""
@@ -156,6 +187,10 @@ class StepChecks:
         Raises:
             CoupledRowsError: if it differs, whatever is computed from the rows of all replicas.
         """
+        if kind in self.proven_before:  # it is this function's step that they have compared
+            self._engine.get_steps(kind)
+            self._steps[kind] = self._function(kind), None
+            self.proven_before.discard(kind)
         if not (self._are_needed and (is_due or not self._is_proven(kind))):
             return None
 
@@ -186,7 +221,7 @@ class StepChecks:
     ) -> Any | None:
         """What `one_step(feed)` returned, if the engine's step was compared; None if it has not been run."""
         self._engine.get_steps(kind)  # creates what `_function` returns
-        data = self._whole_batch(feed)
+        data = whole_batch(feed, self._engine.replicas)
         step = self._step_for(kind, feed, data)
         if step is None:
             return None
@@ -204,7 +239,7 @@ class StepChecks:
         done = [self._run_first(kind, step, data, feed, one_step)]
 
         def again() -> Proof:
-            done[:] = [one_step(IteratorFeed(_only(data, feed.spec)))]
+            done[:] = [one_step(IteratorFeed(only_batch(data, feed.spec)))]
             return step.compare(data, get_results(done[0]))
 
         found = step.compare(data, get_results(done[0]))
@@ -213,7 +248,7 @@ class StepChecks:
             return done[0]
         step.put_back()
         self._conclude_apart(kind, self._with_fewer_rows(kind, data), data)
-        return one_step(IteratorFeed(_only(data, feed.spec)))
+        return one_step(IteratorFeed(only_batch(data, feed.spec)))
 
     def _check_shares(self, kind: str, step: StepProof, data: Any) -> None:
         """Runs the step of one device on each replica's rows, if tensors of a batch have different numbers of rows.
@@ -240,7 +275,7 @@ class StepChecks:
             return one_step(feed, step.wait)
         is_plain = isinstance(feed, IteratorFeed) and feed.batches.augment is None
         # A step that fails while it runs has taken batches from its iterator.
-        first = IteratorFeed(_only(data, feed.spec)) if is_plain else feed
+        first = IteratorFeed(only_batch(data, feed.spec)) if is_plain else feed
         try:
             result = one_step(first, step.wait)
         except Exception as error:
@@ -287,13 +322,14 @@ class StepChecks:
 
     def _step_for(self, kind: str, feed: Feed, data: Any) -> StepProof | None:
         """The step to compare on a batch, traced for the first one and for other shapes; None if it is not compared."""
-        known = self._steps.get(kind)
-        if known is None or known[0] is not self._function(kind) or kind not in self.proofs:  # its step has raised
-            self.proofs.pop(kind, None)
-            made = StepProof(self._engine, kind, data, feed.spec)
-            self._steps[kind] = known = self._function(kind), made
-            return made
-        step = known[1]
+        function, step = self._steps.get(kind, (None, None))
+        if function is not self._function(kind) or kind not in self.proofs:  # its step has raised
+            self._is_plain = self._is_plain and self.proofs.pop(kind, None) is None
+            step = None
+        if step is None:
+            step = StepProof(self._engine, kind, data, feed.spec)
+            self._steps[kind] = self._function(kind), step
+            return step
         if self.proofs[kind].failure or not step.has_rows_for_all(step.get_rows(data)):
             return None
         if any(self._engine.replicas.sum_over_workers([int(step.num_bytes > _MAX_BYTES)])):  # of slots, say
@@ -311,25 +347,6 @@ class StepChecks:
         made = StepProof(self._engine, kind, data, None, every=self._engine.replicas.num_replicas)
         self._steps[kind] = self._function(kind), made
         return made
-
-    def _whole_batch(self, feed: Feed) -> Any:
-        """The next global batch; workers that read only their own rows exchange them."""
-        data, replicas = feed.peek(), self._engine.replicas
-        if getattr(feed.batches, "num_global_rows", None) is None:
-            return data
-
-        def of_all(leaf: Any) -> Any:
-            if not isinstance(leaf, tf.Tensor) or not leaf.shape.rank:
-                return leaf
-
-            def share(context: tf.distribute.ReplicaContext) -> tf.Tensor:
-                is_first = context.replica_id_in_sync_group == replicas.first_replica
-                return leaf if is_first else leaf[:0]
-
-            values = replicas.strategy.experimental_distribute_values_from_function(share)
-            return replicas.strategy.gather(values, axis=0)
-
-        return keras.tree.map_structure(of_all, data)
 
     # --- What is done if one differs ----------------------------------------------------------------------------------
 
@@ -389,6 +406,7 @@ class StepChecks:
         known = self.proofs.get(kind)
         if known is not None and self._undone:
             logger.warning(EARLIER_STEPS, known.num_steps)
+        self._is_plain = self._is_plain and not self._undone and not found.failure
         self._undone.clear()  # what was changed is proven, whatever later steps show
         if known is None:
             logger.log(logging.WARNING if found.failure else logging.INFO, "%s", found)
@@ -480,19 +498,3 @@ class StepChecks:
         change(model)
         self._undone.append(partial(undo, model))
         return True
-
-
-def _only(data: Any, spec: Any) -> tf.data.Dataset:
-    """A dataset of a single batch, of which only those sizes are known while tracing that `spec` has."""
-    specs = tf.nest.flatten(get_specs(data, spec))
-
-    def relaxed(leaf: Any, leaf_spec: Any) -> Any:
-        if not isinstance(leaf, tf.Tensor) or leaf_spec.shape == leaf.shape:
-            return leaf
-        return tf.compat.v1.placeholder_with_default(leaf, leaf_spec.shape)
-
-    def batch(*parts: Any) -> Any:
-        given = parts if isinstance(data, tuple) else parts[0]
-        return tf.nest.pack_sequence_as(given, list(map(relaxed, tf.nest.flatten(given), specs)))
-
-    return tf.data.Dataset.from_tensors(data).map(batch)

@@ -208,6 +208,7 @@ def restore_model(engine: Engine, restored: Restored | None, *, parts: int = 1) 
     own = state_in_parts(own, engine.model, parts, num_replicas=engine.replicas.num_replicas)
     write_state(engine.model, engine.replicas, own)
     engine.left_out.begin_epoch(position.get(LEFT_OUT, 0))
+    engine.checks.set_state(position.get("checks"))
 
 
 class Checkpoints(keras.callbacks.Callback):
@@ -348,6 +349,7 @@ class Checkpoints(keras.callbacks.Callback):
             "num_steps": self._options.num_steps,
             "accumulation_steps": self._options.accumulation_steps,
             "callbacks": states,
+            "checks": self._engine.checks.get_state(),
             LEFT_OUT: self._engine.left_out.of_epoch if step_in_epoch else 0,
             "stopped": step_in_epoch == 0 and bool(self.model.stop_training),
             "monitored": self._monitored if step_in_epoch == 0 else None,
