@@ -31,7 +31,7 @@ BUDGET = {
     "training": 4_290,
     "training.kernels": 1_375,
     "training.private": 2_610,
-    "training.proof": 2_650,
+    "training.proof": 2_690,
     "training.run": 7_700,
     "training.stages": 850,
     "training.steps": 7_250,
