@@ -160,8 +160,11 @@ def fault_in_data(batch: Any) -> Fault | None:
     parts = keras.utils.unpack_x_y_sample_weight(batch)
     for what, part in zip(("input", "target", "sample weight"), parts, strict=True):
         for path, leaf in keras.tree.flatten_with_path(part):
-            is_floating = isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating
-            if is_floating and (rows := _rows_not_finite(leaf)):
+            if not isinstance(leaf, tf.Tensor) or not leaf.dtype.is_floating or not leaf.shape.rank:
+                continue
+            finite = tf.reduce_all(tf.math.is_finite(tf.reshape(leaf, [tf.shape(leaf)[0], -1])), axis=1)
+            rows = tuple(int(row) for row in np.flatnonzero(~finite.numpy()))
+            if rows:
                 name = "/".join(map(str, path)) and repr("/".join(map(str, path)))
                 return Fault(what=what, name=name, rows=rows, num_rows=int(leaf.shape[0]))
     return None
@@ -218,16 +221,8 @@ def _bad_rows(is_bad: Callable[[slice], bool], num_rows: int) -> tuple[int, ...]
     return tuple(found) or None
 
 
-def _rows_not_finite(leaf: tf.Tensor) -> tuple[int, ...]:
-    if not leaf.shape.rank:
-        return ()
-    finite = tf.reduce_all(tf.math.is_finite(tf.reshape(leaf, [tf.shape(leaf)[0], -1])), axis=1)
-    return tuple(int(row) for row in np.flatnonzero(~finite.numpy()))
-
-
 def _is_finite(value: Any) -> bool:
-    dense = value.values if isinstance(value, tf.IndexedSlices) else value
-    return bool(tf.reduce_all(tf.math.is_finite(dense)))
+    return bool(tf.reduce_all(tf.math.is_finite(value.values if isinstance(value, tf.IndexedSlices) else value)))
 
 
 @contextlib.contextmanager
@@ -260,10 +255,8 @@ def _check_again(part: ImageSplit) -> None:
     if isinstance(source, tuple):
         images = [ImageToCheck(Path(path).read_bytes, path, path) for path in source]
     elif isinstance(source, EncodedImages):
-        images = [
-            ImageToCheck(partial(source.content, row), f"number {row} (from 0)", "", row)
-            for row in range(len(part.labels))
-        ]
+        rows = range(len(part.labels))
+        images = [ImageToCheck(partial(source.content, row), f"number {row} (from 0)", "", row) for row in rows]
     else:
         return
     bad_data = BadData("skip")
