@@ -197,7 +197,7 @@ def logits_in_chunks(model: keras.Model, *, num_chunks: int, trains: bool = True
     Raises:
         PlanError: if no loss of a training step could be computed in chunks; the message says what is in the way.
     """
-    in_chunks: set[tuple[int, str]] = set()  # keys of the products whose cross-entropy is
+    in_chunks: set[tuple[int, str]] = set()  # keys of the products whose cross-entropy is in chunks
     in_the_way: list[str] = []  # operations between other logits and their product
 
     def row_function(function: RowFunction, labels: Any, logits: Any, *, dtype: tf.DType | None = None) -> Any:
