@@ -161,10 +161,12 @@ def fit(
     if validation_split and validation_data is None:
         if not 0 < validation_split < 1:
             raise DataError(f"`validation_split` must be a number between 0 and 1. Received: {validation_split}.")
-        (x, y, sample_weight), validation_data = private_pipelines.validation_split(
-            (x, y, sample_weight), validation_split
-        )
-    epochs = _capped_epochs(epochs)
+        arrays = (x, y, sample_weight)
+        (x, y, sample_weight), validation_data = private_pipelines.validation_split(arrays, validation_split)
+    cap = keras.config.max_epochs()  # for smoke runs of any script
+    if cap and cap < epochs:
+        warnings.warn(f"Limiting epochs to {cap}", stacklevel=3)
+        epochs = int(cap)
     resumed = None if resume is None else ResumedFit(resume, replicas)
     source = make_source(
         x,
@@ -182,13 +184,9 @@ def fit(
     build_before_steps(model, source.batch_spec, options, always=resumed is not None)
     validation = None
     if validation_data is not None:
+        size = validation_batch_size or batch_size
         validation = validation_of_fit(
-            model,
-            replicas,
-            validation_data,
-            batch_size=validation_batch_size or batch_size,
-            steps=validation_steps,
-            freq=validation_freq,
+            model, replicas, validation_data, batch_size=size, steps=validation_steps, freq=validation_freq
         )
     engine = get_engine(model, options)
     source.reset()
@@ -224,15 +222,6 @@ def _taken_out(callbacks: Any) -> tuple[Resume | None, list[keras.callbacks.Call
             "tfaccel.Resume and BackupAndRestore both restore the training state. Leave out BackupAndRestore."
         )
     return (found[0] if found else None), others
-
-
-def _capped_epochs(epochs: int) -> int:
-    """`epochs`, at most `keras.config.max_epochs()` (for smoke runs of any script)."""
-    cap = keras.config.max_epochs()
-    if cap and cap < epochs:
-        warnings.warn(f"Limiting epochs to {cap}", stacklevel=4)
-        return int(cap)
-    return epochs
 
 
 def plan_of_model(model: keras.Model, *, batch_size: int, **fields: Any) -> Plan:

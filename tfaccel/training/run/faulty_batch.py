@@ -34,7 +34,6 @@ _STEADY = "a lower learning rate, gradient clipping, or float32"
 
 _ERRORS = (tf.errors.DataLossError, tf.errors.InvalidArgumentError, tf.errors.NotFoundError)
 _RECORD = re.compile(r"(corrupted|truncated) record at \d+")  # the offset in the file, in bytes
-_CHANGED = "It could be read when the run started, and was changed or removed since."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,24 +104,17 @@ def causes_named(engine: Engine, workload: Workload, plan: Plan, *, seed: int, f
     except NonFiniteLossError as error:
         if not finds and engine.replicas.num_workers > 1:  # the step is known only roughly
             raise
-        known: dict[str, Any] = {"model": engine.model, "replicas": engine.replicas} if finds else {}
-        raise explained(error, workload, plan, seed=seed, **known) from None
+        raise explained(error, workload, plan, seed=seed, engine=engine if finds else None) from None
 
 
 def explained(
-    error: NonFiniteLossError,
-    workload: Workload,
-    plan: Plan,
-    *,
-    seed: int,
-    model: keras.Model | None = None,
-    replicas: Replicas | None = None,
+    error: NonFiniteLossError, workload: Workload, plan: Plan, *, seed: int, engine: Engine | None
 ) -> NonFiniteLossError:
     """The error with its cause, as far as it can be found.
 
     Args:
-        model, replicas: the model with the weights from before the step; None if they are lost, so that only the data
-            can tell.
+        engine: of the model with the weights from before the step; None if they are lost, so that only the data can
+            tell.
     """
     if error.epoch is None or error.step is None:
         return error
@@ -132,12 +124,13 @@ def explained(
     if batch is None:
         return error
     fault = fault_in_data(batch)
-    if fault is None and model is not None and replicas is not None and not has_own_train_step(model):
+    if fault is None and engine is not None and not has_own_train_step(engine.model):
         with contextlib.suppress(Exception):  # of the user's model; the error to explain is more important
-            fault = fault_in_step(model, replicas, batch)
+            fault = fault_in_step(engine.model, engine.replicas, batch)
     if fault is None:
         return error
-    examples = _examples_at(workload, size, seed=seed, epoch=epoch, step=step)
+    row_numbers = getattr(workload.train_data, "row_numbers", None)  # None if the data do not tell them
+    examples = None if row_numbers is None else row_numbers(size, seed=seed, epoch=epoch, start_step=step)[0][:size]
     what = "A gradient" if fault.what == "gradient" else "The loss"
     found = non_finite_loss(epoch, error.step, what=what, cause=fault.text(examples))
     found.is_explained = True
@@ -149,24 +142,12 @@ def _batch_at(workload: Workload, size: int, *, seed: int, epoch: int, step: int
     """The whole batch of a step, read again; None if that is not possible."""
     if getattr(workload.train_data, "not_resumable", ""):
         return None
-    takes_step = "start_step" in inspect.signature(workload.train_data).parameters
+    start = {"start_step": step} if "start_step" in inspect.signature(workload.train_data).parameters else {}
     try:
-        if takes_step:
-            batches = workload.train_data(size, seed=seed, epoch=epoch, start_step=step)
-        else:
-            batches = workload.train_data(size, seed=seed, epoch=epoch).skip(step)
-        return next(iter(batches.take(1)), None)
+        batches = workload.train_data(size, seed=seed, epoch=epoch, **start)
+        return next(iter((batches if start else batches.skip(step)).take(1)), None)
     except Exception:  # a dataset that may be iterated over once only, or whatever the user's function raises
         return None
-
-
-def _examples_at(workload: Workload, size: int, *, seed: int, epoch: int, step: int) -> np.ndarray | None:
-    """The numbers of a batch's examples in the data; None if the data do not tell."""
-    row_numbers = getattr(workload.train_data, "row_numbers", None)
-    if row_numbers is None:
-        return None
-    found: np.ndarray = row_numbers(size, seed=seed, epoch=epoch, start_step=step)[0][:size]
-    return found
 
 
 def fault_in_data(batch: Any) -> Fault | None:
@@ -179,9 +160,10 @@ def fault_in_data(batch: Any) -> Fault | None:
     parts = keras.utils.unpack_x_y_sample_weight(batch)
     for what, part in zip(("input", "target", "sample weight"), parts, strict=True):
         for path, leaf in keras.tree.flatten_with_path(part):
-            if not isinstance(leaf, tf.Tensor) or not leaf.dtype.is_floating:
+            if not isinstance(leaf, tf.Tensor) or not leaf.dtype.is_floating or not leaf.shape.rank:
                 continue
-            rows = _rows_not_finite(leaf)
+            finite = tf.reduce_all(tf.math.is_finite(tf.reshape(leaf, [tf.shape(leaf)[0], -1])), axis=1)
+            rows = tuple(int(row) for row in np.flatnonzero(~finite.numpy()))
             if rows:
                 name = "/".join(map(str, path)) and repr("/".join(map(str, path)))
                 return Fault(what=what, name=name, rows=rows, num_rows=int(leaf.shape[0]))
@@ -239,16 +221,8 @@ def _bad_rows(is_bad: Callable[[slice], bool], num_rows: int) -> tuple[int, ...]
     return tuple(found) or None
 
 
-def _rows_not_finite(leaf: tf.Tensor) -> tuple[int, ...]:
-    if not leaf.shape.rank:
-        return ()
-    finite = tf.reduce_all(tf.math.is_finite(tf.reshape(leaf, [tf.shape(leaf)[0], -1])), axis=1)
-    return tuple(int(row) for row in np.flatnonzero(~finite.numpy()))
-
-
 def _is_finite(value: Any) -> bool:
-    dense = value.values if isinstance(value, tf.IndexedSlices) else value
-    return bool(tf.reduce_all(tf.math.is_finite(dense)))
+    return bool(tf.reduce_all(tf.math.is_finite(value.values if isinstance(value, tf.IndexedSlices) else value)))
 
 
 @contextlib.contextmanager
@@ -281,10 +255,8 @@ def _check_again(part: ImageSplit) -> None:
     if isinstance(source, tuple):
         images = [ImageToCheck(Path(path).read_bytes, path, path) for path in source]
     elif isinstance(source, EncodedImages):
-        images = [
-            ImageToCheck(partial(source.content, row), f"number {row} (from 0)", "", row)
-            for row in range(len(part.labels))
-        ]
+        rows = range(len(part.labels))
+        images = [ImageToCheck(partial(source.content, row), f"number {row} (from 0)", "", row) for row in rows]
     else:
         return
     bad_data = BadData("skip")
@@ -294,6 +266,6 @@ def _check_again(part: ImageSplit) -> None:
     except DataError as error:
         reason = str(error)
     if reason:
-        raise DataError(f"{reason} {_CHANGED}")
+        raise DataError(f"{reason} It could be read when the run started, and was changed or removed since.")
     for image in images:  # what only decoding tells, such as a PNG file that was damaged before its checksums were made
         pixels(image.read(), 3, name=image.name)

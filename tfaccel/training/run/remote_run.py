@@ -26,15 +26,7 @@ from tfaccel.errors import RunDirError, TfaccelError
 from tfaccel.hardware.cluster import find_cluster
 from tfaccel.hardware.machine import Machine
 from tfaccel.local_path import local_path
-from tfaccel.remote import (
-    CopyNotes,
-    RemoteFolder,
-    copy_changed,
-    file_names,
-    folder_of_copies,
-    is_hidden,
-    is_remote,
-)
+from tfaccel.remote import CopyNotes, RemoteFolder, copy_changed, file_names, folder_of_copies, is_hidden, is_remote
 from tfaccel.training.run.run_lock import OWNER_FILE, RENEWAL_SECONDS, STALE_SECONDS, Owner, RunLock
 
 logger = logging.getLogger("tfaccel")
@@ -82,19 +74,15 @@ class RemoteRun:
         lock = RunLock(self.path, self.address)
         try:
             found = {name: version for name, version in self._remote.list_files().items() if not is_hidden(name)}
-            notes = CopyNotes(self.path)
-            known = notes.versions
+            known = CopyNotes(self.path).versions
             if known and found.keys() == known.keys() and all(found[name].is_same(known[name]) for name in found):
                 return
             if found and CONFIG_FILE not in found:
                 raise RunDirError(
                     f"The run directory {self.address} is not empty and holds no run of tfaccel. Choose a new one."
                 )
-            headless = {
-                name
-                for name in found
-                if name.startswith(_CHECKPOINTS) and f"{name.rpartition('/')[0]}/{HEADER_FILE}" not in found
-            }
+            in_checkpoints = (name for name in found if name.startswith(_CHECKPOINTS))
+            headless = {name for name in in_checkpoints if f"{name.rpartition('/')[0]}/{HEADER_FILE}" not in found}
             copy_changed(self._remote, {name: found[name] for name in found.keys() - headless}, self.path)
             notes = CopyNotes(self.path)
             notes.note({name: found[name] for name in headless})  # not here, so that they are removed there
@@ -137,10 +125,10 @@ class RemoteRun:
             for name in changed:
                 if name == RESULT_FILE:  # with it, the run is complete
                     self._remove(gone, notes)
-                if name.startswith(_CHECKPOINTS) and not name.endswith(f"/{HEADER_FILE}"):
-                    header = f"{name.rpartition('/')[0]}/{HEADER_FILE}"
-                    if header in notes.versions and notes.has_changed(header):  # of a checkpoint that is replaced
-                        self._remove([header], notes)
+                header = f"{name.rpartition('/')[0]}/{HEADER_FILE}"
+                is_before_header = name.startswith(_CHECKPOINTS) and name != header
+                if is_before_header and header in notes.versions and notes.has_changed(header):
+                    self._remove([header], notes)  # of a checkpoint that is replaced
                 notes.send(self._remote, name)
             self._remove(gone, notes)
             if changed:

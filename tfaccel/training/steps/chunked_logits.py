@@ -14,8 +14,9 @@ Source: Wijmans et al., "Cut Your Losses in Large-Vocabulary Language Models", 2
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import keras
@@ -26,9 +27,6 @@ from tfaccel.training.private import private_api
 from tfaccel.training.private.private_layers import functions_of_logits, patched
 from tfaccel.training.private.private_tensorflow import without_recording
 from tfaccel.training.steps.overrides import attributes_of_each, left_by_user
-
-_HALF = (tf.bfloat16, tf.float16)
-_HINT = "Use logit_chunks=1."
 
 RowFunction = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]  # labels (rows,), logits (rows, vocabulary) -> (rows,)
 
@@ -81,18 +79,17 @@ def find_product(logits: Any) -> Product | str:
         elif kind in ("Mul", "RealDiv") and _is_by_column(inputs[1], width):
             following.insert(0, (tf.multiply if kind == "Mul" else tf.divide, (inputs[1],)))
         elif kind == "Cast":
-            following.insert(0, (_casting(operation.outputs[0].dtype), ()))
+            following.insert(0, (partial(tf.cast, dtype=operation.outputs[0].dtype), ()))
         elif kind in ("Softmax", "Tanh"):
             following.insert(0, (tf.nn.softmax if kind == "Softmax" else tf.tanh, ()))
         elif kind != "Identity":
             return str(kind)
         operation = inputs[0].op
     hidden, kernel = operation.inputs
-    takes = "transpose_{}" if operation.type == "MatMul" else "adj_{}"
-    first, second = ("a", "b") if operation.type == "MatMul" else ("x", "y")
-    if operation.get_attr(takes.format(first)) or kernel.shape.rank != 2:
+    first, second = ("transpose_a", "transpose_b") if operation.type == "MatMul" else ("adj_x", "adj_y")
+    if operation.get_attr(first) or kernel.shape.rank != 2:
         return str(operation.type)
-    is_transposed = bool(operation.get_attr(takes.format(second)))
+    is_transposed = bool(operation.get_attr(second))
     leading = tf.shape(hidden)[:-1] if leading is None else leading
     return Product((id(operation.graph), operation.name), hidden, kernel, is_transposed, tuple(following), leading)
 
@@ -100,10 +97,6 @@ def find_product(logits: Any) -> Product | str:
 def _is_by_column(operand: tf.Tensor, width: int | None) -> bool:
     """Whether an operand is a number, or has one for each column."""
     return operand.shape.rank == 0 or (operand.shape.rank == 1 and operand.shape[0] in (1, width))
-
-
-def _casting(dtype: tf.DType) -> Callable[[tf.Tensor], tf.Tensor]:
-    return lambda logits: tf.cast(logits, dtype)
 
 
 def by_chunks(
@@ -129,23 +122,32 @@ def by_chunks(
     def run(hidden: tf.Tensor, *operands: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], Any]]:
         hidden_by_chunk = rows.divided(hidden)
 
-        def values_of(chunk: tf.Tensor) -> tf.Tensor:
-            return function(by_chunk[chunk], product.logits(hidden_by_chunk[chunk], *operands))
+        def forward(chunk: tf.Tensor, found: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
+            values = function(by_chunk[chunk], product.logits(hidden_by_chunk[chunk], *operands))
+            return chunk + 1, found.write(chunk, tf.cast(values, dtype))
 
         def gradients(upstream: tf.Tensor) -> list[tf.Tensor]:
             upstream_by_chunk = rows.divided(upstream)
 
-            def gradients_of(chunk: tf.Tensor) -> list[tf.Tensor]:
+            def backward(chunk: tf.Tensor, found: tf.TensorArray, *sums: tf.Tensor) -> tuple[Any, ...]:
                 sources = [hidden_by_chunk[chunk], *operands]
                 with tf.GradientTape() as tape:
                     tape.watch(sources)
                     values = function(by_chunk[chunk], product.logits(*sources))
-                return list(tape.gradient(values, sources, upstream_by_chunk[chunk], tf.UnconnectedGradients.ZERO))
+                made = tape.gradient(values, sources, upstream_by_chunk[chunk], tf.UnconnectedGradients.ZERO)
+                added = [total + tf.cast(one, total.dtype) for total, one in zip(sums, made[1:], strict=True)]
+                return chunk + 1, found.write(chunk, made[0]), *added
 
-            return _summed(gradients_of, rows, operands)
+            found = tf.TensorArray(rows.all.dtype, num_chunks, element_shape=[rows.static_size, size])
+            half = (tf.bfloat16, tf.float16)  # whose sums over the chunks are in float32
+            zeros = [tf.zeros(tf.shape(one), tf.float32 if one.dtype in half else one.dtype) for one in operands]
+            found, *sums = _loop(backward, num_chunks, found, *zeros)
+            cast = [tf.cast(total, one.dtype) for total, one in zip(sums, operands, strict=True)]
+            return [rows.joined(found.stack()), *cast]
 
         with without_recording():
-            return _joined(values_of, rows, dtype), gradients
+            found = tf.TensorArray(dtype, num_chunks, element_shape=[rows.static_size])
+            return rows.joined(_loop(forward, num_chunks, found)[0].stack()), gradients
 
     return run(rows.all, *product.operands)
 
@@ -162,6 +164,7 @@ class _Rows:
         self.all, self.num_chunks = rows, num_chunks
         self.number = tf.shape(rows)[0] if rows.shape[0] is None else rows.shape[0]
         self.size = (self.number + num_chunks - 1) // num_chunks
+        self.static_size = self.size if isinstance(self.size, int) else None
 
     def divided(self, values: tf.Tensor) -> tf.Tensor:
         """Values of all rows, of shape (num_rows, ...), as (num_chunks, size, ...)."""
@@ -176,52 +179,10 @@ class _Rows:
         return tf.reshape(values, [self.num_chunks * self.size, *values.shape[2:]])[: self.number]
 
 
-def _joined(values_of: Callable[[tf.Tensor], tf.Tensor], rows: _Rows, dtype: tf.DType) -> tf.Tensor:
-    """The values of all chunks, one after the other."""
-
-    def body(chunk: tf.Tensor, found: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
-        return chunk + 1, found.write(chunk, tf.cast(values_of(chunk), dtype))
-
-    found = tf.TensorArray(dtype, rows.num_chunks, element_shape=[rows.size if isinstance(rows.size, int) else None])
-    return rows.joined(_loop(body, rows.num_chunks, found)[0].stack())
-
-
-def _summed(
-    gradients_of: Callable[[tf.Tensor], list[tf.Tensor]], rows: _Rows, operands: Sequence[tf.Tensor]
-) -> list[tf.Tensor]:
-    """The gradients of all rows, and the sums over the chunks of those of the operands, in float32 or wider."""
-    wide = [tf.float32 if one.dtype in _HALF else one.dtype for one in operands]
-
-    def body(chunk: tf.Tensor, found: tf.TensorArray, *sums: tf.Tensor) -> tuple[Any, ...]:
-        of_rows, *of_operands = gradients_of(chunk)
-        added = [total + tf.cast(one, total.dtype) for total, one in zip(sums, of_operands, strict=True)]
-        return chunk + 1, found.write(chunk, of_rows), *added
-
-    size = rows.size if isinstance(rows.size, int) else None
-    found = tf.TensorArray(rows.all.dtype, rows.num_chunks, element_shape=[size, rows.all.shape[1]])
-    zeros = [tf.zeros(tf.shape(one), dtype) for one, dtype in zip(operands, wide, strict=True)]
-    found, *sums = _loop(body, rows.num_chunks, found, *zeros)
-    cast = [tf.cast(total, one.dtype) for total, one in zip(sums, operands, strict=True)]
-    return [rows.joined(found.stack()), *cast]
-
-
 def _loop(body: Callable[..., Any], num_chunks: int, *first: Any) -> list[Any]:
     """Runs the body for each chunk, one at a time."""
     done = tf.while_loop(lambda chunk, *rest: chunk < num_chunks, body, (tf.constant(0), *first), parallel_iterations=1)
     return list(done[1:])
-
-
-@dataclass
-class _Found:
-    """What a step being traced computed in chunks.
-
-    Attributes:
-        products: keys of the products whose cross-entropy is in chunks.
-        in_the_way: operations between other logits and their product.
-    """
-
-    products: set[tuple[int, str]] = field(default_factory=set)
-    in_the_way: list[str] = field(default_factory=list)
 
 
 @contextlib.contextmanager
@@ -236,18 +197,19 @@ def logits_in_chunks(model: keras.Model, *, num_chunks: int, trains: bool = True
     Raises:
         PlanError: if no loss of a training step could be computed in chunks; the message says what is in the way.
     """
-    found = _Found()
+    in_chunks: set[tuple[int, str]] = set()  # keys of the products whose cross-entropy is in chunks
+    in_the_way: list[str] = []  # operations between other logits and their product
 
     def row_function(function: RowFunction, labels: Any, logits: Any, *, dtype: tf.DType | None = None) -> Any:
         if labels is not None and not _fits(labels := tf.convert_to_tensor(labels), logits):
             return None
         product = find_product(logits)
         if isinstance(product, str):
-            found.in_the_way += [product] if dtype is None else []
+            in_the_way.extend([product] if dtype is None else [])
             return None
         if dtype is None:
-            found.products.add(product.key)
-        elif product.key not in found.products:
+            in_chunks.add(product.key)
+        elif product.key not in in_chunks:
             return None
         values = by_chunks(function, labels, product, num_chunks, dtype=dtype or logits.dtype)
         made = tf.reshape(values, product.leading)
@@ -257,14 +219,22 @@ def logits_in_chunks(model: keras.Model, *, num_chunks: int, trains: bool = True
     plain = attributes_of_each((head, {"call": left_by_user(head, "call")}) for head in _heads(model))
     with plain, functions_of_logits(row_function), _losses_by_token(row_function):
         yield
-    if trains and not found.products:
-        raise PlanError(_refusal(model, found))
+    if trains and not in_chunks:
+        ways = ", ".join(dict.fromkeys(in_the_way))
+        reason = (
+            f"{ways} stands between its logits and their matrix product (IdentityN: a function with its own gradient)"
+            if ways
+            else "none of its losses is a sparse categorical cross-entropy, or a loss with is_by_token = True"
+        )
+        raise PlanError(
+            f"logit_chunks divides the logits of a last Dense layer and their sparse categorical cross-entropy, but "
+            f"for model {model.name!r} {reason}. Use logit_chunks=1."
+        )
 
 
 def _heads(model: keras.Model) -> list[keras.layers.Layer]:
     """The layers that make a model's outputs by a matrix product: not to be recomputed, nor replaced by kernels."""
-    outputs = getattr(model, "outputs", None) or []
-    makers = {private_api.name_of_maker(output) for output in outputs}
+    makers = {private_api.name_of_maker(output) for output in getattr(model, "outputs", None) or []}
     kinds = (keras.layers.Dense, keras.layers.EinsumDense)
     return [layer for layer in model.layers if layer.name in makers and isinstance(layer, kinds)]
 
@@ -284,26 +254,10 @@ def _losses_by_token(row_function: Callable[..., Any]) -> contextlib.ExitStack:
         kind = waiting.pop()
         waiting += kind.__subclasses__()
         if vars(kind).get("is_by_token") and "call" in vars(kind):
-            stack.enter_context(patched(kind, call=_by_token(kind.call, row_function)))
+
+            def call(self: keras.losses.Loss, y_true: Any, y_pred: Any, original: Any = kind.call) -> Any:
+                values = row_function(partial(original, self), y_true, y_pred)
+                return original(self, y_true, y_pred) if values is None else values
+
+            stack.enter_context(patched(kind, call=call))
     return stack
-
-
-def _by_token(original: Callable[..., Any], row_function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(self: keras.losses.Loss, y_true: Any, y_pred: Any) -> Any:
-        values = row_function(lambda labels, logits: original(self, labels, logits), y_true, y_pred)
-        return original(self, y_true, y_pred) if values is None else values
-
-    return call
-
-
-def _refusal(model: keras.Model, found: _Found) -> str:
-    ways = ", ".join(dict.fromkeys(found.in_the_way))
-    reason = (
-        f"{ways} stands between its logits and their matrix product (IdentityN: a function with its own gradient)"
-        if ways
-        else "none of its losses is a sparse categorical cross-entropy, or a loss with is_by_token = True"
-    )
-    return (
-        f"logit_chunks divides the logits of a last Dense layer and their sparse categorical cross-entropy, but for "
-        f"model {model.name!r} {reason}. {_HINT}"
-    )

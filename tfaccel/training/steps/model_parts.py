@@ -16,10 +16,8 @@ from tfaccel.training.steps.overrides import replaces
 
 def get_optimizers(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
     """The optimizers of a model and its layers, by name (a GAN has two); `optimizer` is the compiled one."""
-    found: dict[str, keras.optimizers.Optimizer] = {}
     compiled = getattr(model, "optimizer", None)
-    if isinstance(compiled, keras.optimizers.Optimizer):
-        found["optimizer"] = compiled
+    found = {"optimizer": compiled} if isinstance(compiled, keras.optimizers.Optimizer) else {}
     for number, holder in enumerate(private_api.all_layers(model)):
         prefix = "" if holder is model else f"layer_{number}/"
         for attribute, value in vars(holder).items():
@@ -137,12 +135,10 @@ def untracked_variables(model: keras.Model) -> list[keras.Variable]:
     They belong to a replica's rows, so each replica has its own values.
     """
     known = {id(variable) for variable in (*model.variables, *model.metrics_variables)}
-    found: dict[int, keras.Variable] = {}
-    for layer in private_api.all_layers(model):
-        for one in (*keras.tree.flatten(getattr(layer, "states", None)), *vars(layer).values()):
-            if isinstance(one, keras.Variable) and id(one) not in known:
-                found[id(one)] = one
-    return list(found.values())
+    layers = private_api.all_layers(model)
+    held = ((*keras.tree.flatten(getattr(layer, "states", None)), *vars(layer).values()) for layer in layers)
+    found = [one for own in held for one in own if isinstance(one, keras.Variable) and id(one) not in known]
+    return list({id(one): one for one in found}.values())
 
 
 def has_own_train_step(model: keras.Model) -> bool:
@@ -163,9 +159,8 @@ def has_own_logs(model: keras.Model, kind: str) -> bool:
 
 def moved_by_gradients(model: keras.Model) -> list[keras.Variable]:
     """The weights that optimizers train, and the optimizers' own variables, except for learning rates."""
-    slots = [slot for optimizer in get_optimizers(model).values() for slot in optimizer.variables]
-    slots = [slot for slot in slots if slot.name != "learning_rate"]
-    return [*model.trainable_variables, *slots]
+    slots = (slot for optimizer in get_optimizers(model).values() for slot in optimizer.variables)
+    return [*model.trainable_variables, *(slot for slot in slots if slot.name != "learning_rate")]
 
 
 def have_values(variables: list[keras.Variable]) -> bool:

@@ -20,7 +20,6 @@ from tfaccel.training.private.private_tensorflow import keep_collectives_apart
 from tfaccel.training.steps.clocks import ReduceClock
 
 _NUMBERS_AT_ONCE = 1 << 24
-_ONLY_GPU = "/GPU:0"
 _GATHERED_ON_GPU = {"bool", "int32", "int64", "float16", "bfloat16", "float32", "float64"}  # by TensorFlow's kernels
 _PARTS_OF_GPU = 32  # arrays of at most one part of its memory are kept there
 
@@ -55,30 +54,22 @@ class Replicas:
     @property
     def are_gpus(self) -> bool:
         """Whether steps run on GPUs."""
-        if self.is_default:
-            return bool(tf.config.list_logical_devices("GPU"))
-        return "GPU" in self.devices[0]
+        return bool(tf.config.list_logical_devices("GPU")) if self.is_default else "GPU" in self.devices[0]
 
     def device_of_arrays(self, arrays: Any) -> str:
         """Where batches are gathered from arrays in memory: on the GPU, if there is one and the arrays are small."""
         kept = [array for array in keras.tree.flatten(arrays) if array is not None]
-        if (
-            self.num_replicas > 1
-            or not self.are_gpus
-            or any(array.dtype.name not in _GATHERED_ON_GPU for array in kept)
-        ):
+        are_gathered = all(array.dtype.name in _GATHERED_ON_GPU for array in kept)
+        if self.num_replicas > 1 or not self.are_gpus or not are_gathered:
             return HOST
         num_bytes = sum(array.dtype.size * array.shape.num_elements() for array in kept)
-        gpu = self.devices[0] or _ONLY_GPU
+        gpu = self.devices[0] or "/GPU:0"
         return gpu if num_bytes * _PARTS_OF_GPU <= _memory_bytes_of_gpu() else HOST
 
     def components(self, variables: Sequence[keras.Variable], replica: int) -> list[tf.Variable]:
         """The plain variables that a local replica (0, 1, …) holds of the given Keras variables."""
-        found = []
-        for variable in variables:
-            local = self.strategy.experimental_local_results(private_api.tf_variable(variable))
-            found.append(local[min(replica, len(local) - 1)])
-        return found
+        every = (self.strategy.experimental_local_results(private_api.tf_variable(one)) for one in variables)
+        return [local[min(replica, len(local) - 1)] for local in every]
 
     def copies(self, variables: Sequence[keras.Variable]) -> list[tf.Variable]:
         """The plain variables that all local replicas hold of Keras variables, one replica after the other."""
@@ -102,11 +93,9 @@ class Replicas:
 
     def local_results(self, values: Any) -> list[Any]:
         """Splits a nest of per-replica values into one nest per local replica."""
-        flat = tf.nest.flatten(values, expand_composites=False)
-        split = [self.strategy.experimental_local_results(value) for value in flat]
-        return [
-            tf.nest.pack_sequence_as(values, [s[min(i, len(s) - 1)] for s in split]) for i in range(len(self.devices))
-        ]
+        split = [self.strategy.experimental_local_results(value) for value in tf.nest.flatten(values)]
+        each = ([local[min(i, len(local) - 1)] for local in split] for i in range(len(self.devices)))
+        return [tf.nest.pack_sequence_as(values, flat) for flat in each]
 
     def timed(self, inputs: Any, reduce: Callable[[], Any]) -> Any:
         """What `reduce()` returns; the time that it takes is measured if there is a clock for that."""
@@ -126,22 +115,23 @@ class Replicas:
         if self.num_workers > 1:
             with self.strategy.scope():
                 return keras.tree.map_structure(lambda v: self.strategy.gather(v, axis=0), outputs[0])
-        return keras.tree.map_structure(lambda *parts: _concatenate(parts), *outputs)
+
+        def joined(*parts: Any) -> Any:
+            return tf.sparse.concat(0, parts) if isinstance(parts[0], tf.SparseTensor) else tf.concat(parts, axis=0)
+
+        return keras.tree.map_structure(joined, *outputs)
 
     def differs_between_workers(self, value: int) -> bool:
         """Whether any worker's value (below 2**31) differs from the chief's; every worker gets the same answer."""
-        if self.num_workers == 1:
-            return False
-        differs = int(value != self.same_on_all_workers(lambda: value))
-        flags = self.strategy.experimental_distribute_values_from_function(lambda _: tf.constant(differs))
-        return int(self.strategy.reduce("SUM", flags, axis=None)) > 0
+        differs = value != self.same_on_all_workers(lambda: value)
+        return self.sum_over_workers([int(differs)])[0] > 0
 
     def bytes_of_chief(self, content: bytes) -> bytes:
         """Broadcasts the chief's bytes to every worker."""
         if self.num_workers == 1:
             return content
         num_bytes = self.same_on_all_workers(lambda: len(content))
-        padded = content.ljust(-(-len(content) // 4) * 4, b"\0") if self.is_chief else bytes(-(-num_bytes // 4) * 4)
+        padded = (content if self.is_chief else b"").ljust(-(-num_bytes // 4) * 4, b"\0")
         numbers, parts = np.frombuffer(padded, np.int32), []
         for start in range(0, len(numbers), _NUMBERS_AT_ONCE):
             parts.append(self._sum_of_firsts(numbers[start : start + _NUMBERS_AT_ONCE], first=0))
@@ -151,8 +141,7 @@ class Replicas:
         """The sums over all workers of each number (below 2**31 in total); every worker gets the same answer."""
         if self.num_workers == 1:
             return list(numbers)
-        totals = self._sum_of_firsts(np.array(numbers, np.int64), first=self.first_replica)
-        return [int(total) for total in totals]
+        return list(map(int, self._sum_of_firsts(np.array(numbers, np.int64), first=self.first_replica)))
 
     def sum_arrays_over_workers(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
         """The sums over all workers of each array; every worker gets the same answer."""
@@ -185,12 +174,6 @@ class Replicas:
 
         shares = self.strategy.experimental_distribute_values_from_function(share)
         return np.asarray(self.strategy.reduce("SUM", shares, axis=None))
-
-
-def _concatenate(parts: Sequence[Any]) -> Any:
-    if isinstance(parts[0], tf.SparseTensor):
-        return tf.sparse.concat(axis=0, sp_inputs=parts)
-    return tf.concat(parts, axis=0)
 
 
 def _worker_index(strategy: tf.distribute.Strategy) -> int:
