@@ -22,6 +22,7 @@ import tensorflow as tf
 from tfaccel.data.private_pipelines import get_nodes, is_python, is_random
 from tfaccel.tested_versions import private_part
 from tfaccel.training.private.private_layers import patched
+from tfaccel.training.steps.overrides import attributes_of_each
 
 GROUPS_PER_STRATEGY = 1000
 _MODULE_VERSION = 5  # of TensorFlow's XlaCallModule: the first that takes StableHLO
@@ -163,15 +164,10 @@ def one_scale_per_kernel(converter: Any) -> None:
 @contextlib.contextmanager
 def variables_in_float32(variables: Sequence[keras.Variable]) -> Iterator[None]:
     """Temporarily replaces float16, bfloat16 and float64 variables by float32 copies."""
-    others = ("float16", "bfloat16", "float64")
-    saved = [(one, one._value, one._dtype) for one in variables if one.dtype in others]
-    try:
-        for one, value, _ in saved:
-            one._value, one._dtype = tf.Variable(tf.cast(value, tf.float32), name=one.name), "float32"
+    others = [one for one in variables if one.dtype in ("float16", "bfloat16", "float64")]
+    copies = ((one, tf.Variable(tf.cast(one._value, tf.float32), name=one.name)) for one in others)
+    with attributes_of_each((one, {"_value": copy, "_dtype": "float32"}) for one, copy in copies):
         yield
-    finally:
-        for one, value, dtype in saved:
-            one._value, one._dtype = value, dtype
 
 
 def metric_directions(model: keras.Model) -> list[tuple[str, str]]:
