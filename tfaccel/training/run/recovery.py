@@ -105,8 +105,7 @@ class UntilFault(keras.callbacks.Callback):
 
     def __init__(self, position: tuple[int, int]) -> None:
         super().__init__()
-        self._position = position
-        self._epoch = 0
+        self._position, self._epoch = position, 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Takes note of the epoch."""
