@@ -22,6 +22,7 @@ import tensorflow as tf
 from tfaccel.data.private_pipelines import get_nodes, is_python, is_random
 from tfaccel.tested_versions import private_part
 from tfaccel.training.private.private_layers import patched
+from tfaccel.training.steps.overrides import attributes_of_each
 
 GROUPS_PER_STRATEGY = 1000
 _MODULE_VERSION = 5  # of TensorFlow's XlaCallModule: the first that takes StableHLO
@@ -70,8 +71,7 @@ def global_seed() -> int | None:
     """The seed passed to `tf.random.set_seed`, or None; there is no public getter."""
     from tensorflow.python.eager import context
 
-    seed: int | None = context.global_seed()
-    return seed
+    return context.global_seed()
 
 
 def keep_collectives_apart(strategy: tf.distribute.Strategy) -> None:
@@ -88,9 +88,8 @@ def keep_collectives_apart(strategy: tf.distribute.Strategy) -> None:
     extended = strategy.extended
     operations = {id(o): o for o in (getattr(extended, f"_{n}", None) for n in ("collective_ops", "cross_device_ops"))}
     for operation in operations.values():
-        keys, launchers = getattr(operation, "_collective_keys", None), getattr(operation, "_launchers", ())
-        groups = getattr(keys, "_instance_key_table", {})
-        for launcher in launchers:
+        groups = getattr(getattr(operation, "_collective_keys", None), "_instance_key_table", {})
+        for launcher in getattr(operation, "_launchers", ()):
             own = launcher._group_key + number * GROUPS_PER_STRATEGY
             if launcher._group_key in groups:
                 groups.setdefault(own, dict(groups[launcher._group_key]))
@@ -111,8 +110,7 @@ def without_recording() -> contextlib.AbstractContextManager[None]:
     """A context in which no `tf.GradientTape` records; the public way needs the tape."""
     from tensorflow.python.eager import record
 
-    context: contextlib.AbstractContextManager[None] = private_part(record, "stop_recording", package="tensorflow")()
-    return context
+    return private_part(record, "stop_recording", package="tensorflow")()
 
 
 def update_context(replica: int) -> contextlib.AbstractContextManager[None]:
@@ -122,10 +120,7 @@ def update_context(replica: int) -> contextlib.AbstractContextManager[None]:
     """
     from tensorflow.python.distribute import distribute_lib
 
-    context: contextlib.AbstractContextManager[None] = private_part(
-        distribute_lib, "UpdateContext", package="tensorflow"
-    )(replica)
-    return context
+    return private_part(distribute_lib, "UpdateContext", package="tensorflow")(replica)
 
 
 def updates_of_copies() -> contextlib.AbstractContextManager[None]:
@@ -170,14 +165,9 @@ def one_scale_per_kernel(converter: Any) -> None:
 def variables_in_float32(variables: Sequence[keras.Variable]) -> Iterator[None]:
     """Temporarily replaces float16, bfloat16 and float64 variables by float32 copies."""
     others = [one for one in variables if one.dtype in ("float16", "bfloat16", "float64")]
-    saved = [(one, one._value, one._dtype) for one in others]
-    try:
-        for one in others:
-            one._value, one._dtype = tf.Variable(tf.cast(one._value, tf.float32), name=one.name), "float32"
+    copies = ((one, tf.Variable(tf.cast(one._value, tf.float32), name=one.name)) for one in others)
+    with attributes_of_each((one, {"_value": copy, "_dtype": "float32"}) for one, copy in copies):
         yield
-    finally:
-        for one, value, dtype in saved:
-            one._value, one._dtype = value, dtype
 
 
 def metric_directions(model: keras.Model) -> list[tuple[str, str]]:
@@ -308,8 +298,8 @@ def unsaved_state(graph: Any, saved: Iterable[tf.Variable] | None, *, what: str)
         for is_of_kind, reason in _KINDS:
             if is_of_kind(node):
                 return reason.format(what, _named(node))
-    changed = next(iter(() if saved is None else _changed_variables(graph, saved)), "")
-    return changed and _CHANGES.format(what, changed)
+    changed = [] if saved is None else outside_variables(graph, saved, written=True)
+    return _CHANGES.format(what, changed[0].name.removesuffix(":0")) if changed else ""
 
 
 def what_cannot_run_again(graph: Any) -> str:
@@ -343,18 +333,17 @@ class LookupTable:
     """The contents of a mutable lookup table, which can be taken and assigned as those of a variable."""
 
     def __init__(self, handle: tf.Tensor, keys: str, values: str, *, name: str) -> None:
-        self._handle, self._types, self.name = handle, (keys, values), name
+        self._handle, self._types, self.name = handle, {"Tkeys": keys, "Tvalues": values}, name
         self.shape, self.dtype = tf.TensorShape([0]), tf.resource
 
     def numpy(self) -> tuple[np.ndarray, np.ndarray]:
         """Its keys and their values; of a `DenseHashTable` all buckets, which must be assigned in this order."""
-        keys, values = self._types
-        found = tf.raw_ops.LookupTableExportV2(table_handle=self._handle, Tkeys=keys, Tvalues=values)
-        return found[0].numpy(), found[1].numpy()
+        keys, values = tf.raw_ops.LookupTableExportV2(table_handle=self._handle, **self._types)
+        return keys.numpy(), values.numpy()
 
     def assign(self, contents: tuple[np.ndarray, np.ndarray]) -> None:
         """Replaces the contents."""
-        keys, values = (tf.constant(one, kind) for one, kind in zip(contents, self._types, strict=True))
+        keys, values = (tf.constant(one, kind) for one, kind in zip(contents, self._types.values(), strict=True))
         tf.raw_ops.LookupTableImportV2(table_handle=self._handle, keys=keys, values=values)
 
     @staticmethod
@@ -372,26 +361,20 @@ def _named(node: Any) -> str:
 
 def outside_variables(graph: Any, saved: Iterable[tf.Variable], *, written: bool = False) -> list[tf.Variable]:
     """The other variables that a graph reads, and does not write to, or those that it writes to, in its order."""
-    return [variable for variable, writes in _other_variables(graph, saved) if writes == written]
-
-
-def _changed_variables(graph: Any, saved: Iterable[tf.Variable]) -> Iterator[str]:
-    """The names of the other variables that a graph writes to."""
-    return (variable.name.removesuffix(":0") for variable in outside_variables(graph, saved, written=True))
-
-
-def _other_variables(graph: Any, saved: Iterable[tf.Variable]) -> Iterator[tuple[tf.Variable, bool]]:
-    """The other variables that a graph uses, each with whether the graph writes to it."""
     try:
         from tensorflow.python.framework.auto_control_deps_utils import get_read_write_resource_inputs as accesses
     except ImportError:
-        return
+        return []
     known = {id(variable.handle) for variable in saved}
     variables = {id(variable.handle): variable for variable in graph.variables}  # in no order, unlike the captures
+    found = []
     for outer, handle in graph.captures:
         variable = None if id(outer) in known else variables.get(id(outer))
         if variable is not None and not getattr(variable, SCRATCH, False):
-            yield variable, any(handle is one for user in handle.consumers() for one in accesses(user)[1])
+            writes = any(handle is one for user in handle.consumers() for one in accesses(user)[1])
+            if writes == written:
+                found.append(variable)
+    return found
 
 
 def same_trace() -> Callable[[], bool]:

@@ -82,7 +82,8 @@ def place_augmentation(
         estimates.append(_step_seconds(engine, sessions["device"].source, 1))
     except tf.errors.OpError as error:
         # The device lacks a kernel for an operation, or memory; or, on a TPU, XLA cannot compile it.
-        return _with_place(plan, "host", f"The device cannot run `augment`: {_cause(error)}")
+        cause = str(error.message).split("\n\n")[-1].strip().partition("\n")[0][:300]  # after the stack trace
+        return _with_place(plan, "host", f"The device cannot run `augment`: {cause}")
     num_steps = min(MAX_STEPS, max(MIN_STEPS, round(window_seconds / max(estimates))))
     seconds: dict[str, list[float]] = {place: [] for place in sessions}
     for repetition in range(REPETITIONS):
@@ -142,11 +143,5 @@ def _step_seconds(engine: Engine, source: WorkloadSource, num_steps: int) -> flo
         source.close()
 
 
-def _cause(error: tf.errors.OpError) -> str:
-    """The cause in one line: the last paragraph of TensorFlow's message, after the stack trace."""
-    return str(error.message).split("\n\n")[-1].strip().partition("\n")[0][:300]
-
-
 def _with_place(plan: Plan, place: str, reason: str) -> Plan:
-    reasons = {**dict(plan.reasons), "augment_on": reason}
-    return replace(plan, augment_on=place, reasons=tuple(reasons.items()))
+    return replace(plan, augment_on=place, reasons=tuple({**dict(plan.reasons), "augment_on": reason}.items()))

@@ -105,8 +105,7 @@ class UntilFault(keras.callbacks.Callback):
 
     def __init__(self, position: tuple[int, int]) -> None:
         super().__init__()
-        self._position = position
-        self._epoch = 0
+        self._position, self._epoch = position, 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Takes note of the epoch."""
@@ -149,30 +148,12 @@ class TrainSession:
         self._first_step: int = position["step_in_epoch"]
         self._num_steps: int | None = position.get("num_steps")  # of the original run, even if `epochs` has changed
 
-    def _begin_with_chief(self, replicas: Replicas) -> None:
-        """Broadcasts the checkpoint that the chief has read, so that workers need no shared disk."""
-        self._begin_from(checkpoint_of_chief(self._stored, replicas))
-        left_out = json.loads(replicas.bytes_of_chief(json.dumps(self._run_dir.left_out()).encode()))
-        self.dropped = positions(left_out, self.plan.accumulation_steps)
-        longer = [self._run_dir.is_longer, self._run_dir.config.get(EXTENDED) or {}]
-        self._is_longer, self._extended = json.loads(replicas.bytes_of_chief(json.dumps(longer).encode()))
-        lines = replicas.bytes_of_chief(self._run_dir.rows_before(self._first_epoch))
-        self._run_dir.take_rows(lines, num_epochs=self._restored[1]["epoch"] if self._restored else 0)
-
     @property
     def place(self) -> str:
         """Where the session continues, in words."""
         if self._restored is None:
             return "from its start"
         return f"from the newest checkpoint (epoch {self._first_epoch + 1}, step {self._first_step + 1})"
-
-    def _continue_within_epoch(self) -> None:
-        """Corrects the position if batches are split from now on."""
-        if self._restored is not None and self._parts > 1 and self._first_step:
-            where = {"seed": self._run.seed, "epoch": self._first_epoch, "step": self._first_step}
-            step = step_in_split_epoch(self._run.workload, self.plan, self._parts, **where)
-            self._restored[1]["step"] -= self._first_step - step
-            self._restored[1]["step_in_epoch"] = self._first_step = step
 
     def run(self) -> dict[str, Any]:
         """Trains with the workload's and additional callbacks, until a signal asks to stop; evaluates and saves.
@@ -189,10 +170,9 @@ class TrainSession:
             engine, source = session.engine, session.source
             utilization, container = self._begin(session, times)
             validation, calls = self._validation(session, container)
-            why: dict[str, Any] = {"seed": self._run.seed, "finds": self._until is not None}
             with (
                 smaller_batches_if_out_of_memory(session.model, self._run.workload, self.plan, engine.replicas),
-                causes_named(engine, self._run.workload, self.plan, **why),
+                causes_named(engine, self._run.workload, self.plan, seed=self._run.seed, finds=self._until is not None),
                 source.failures_named(),
                 _closed(container.callbacks),
                 contextlib.nullcontext() if validation is None else contextlib.closing(validation),
@@ -210,12 +190,11 @@ class TrainSession:
                     session.model.save(temporary)
             workers = utilization.workers_of_run()
             engine.replicas.wait_for_all_workers()
-            step_seconds = {name: one * self.plan.accumulation_steps for name, one in times.step_seconds().items()}
             return {
                 "history": self._run_dir.history(),
                 "final": final,
                 "examples_per_second": times.steps_per_second() * source.batch_size,
-                "step_seconds": step_seconds,
+                "step_seconds": {k: v * self.plan.accumulation_steps for k, v in times.step_seconds().items()},
                 "first_step_seconds": times.first_seconds,
                 "performance": utilization.of_run(),
                 "workers": workers,
@@ -229,15 +208,25 @@ class TrainSession:
         run = self._run
         if run.validate_on is None or session.validation is None or self._is_trial or self._until is not None:
             return session.validation, container
-        source = session.validation.source
         save = next(one.save_now for one in container.callbacks if isinstance(one, Checkpoints))
         held = HeldCallbacks(container, session, is_asked_to_stop=lambda: run.signals.asked is not None, save=save)
-        return ValidationBeside(session, source, device_here(run.validate_on, self.plan)), held
+        return ValidationBeside(session, session.validation.source, device_here(run.validate_on, self.plan)), held
 
     def _open(self) -> Session:
-        """The workload's model and data, where the newest checkpoint was."""
-        self._begin_with_chief(Replicas(self._run.runtime.strategy))
-        self._continue_within_epoch()
+        """The workload's model and data, at the checkpoint that the chief has read: workers need no shared disk."""
+        replicas = Replicas(self._run.runtime.strategy)
+        self._begin_from(checkpoint_of_chief(self._stored, replicas))
+        left_out = json.loads(replicas.bytes_of_chief(json.dumps(self._run_dir.left_out()).encode()))
+        self.dropped = positions(left_out, self.plan.accumulation_steps)
+        longer = [self._run_dir.is_longer, self._run_dir.config.get(EXTENDED) or {}]
+        self._is_longer, self._extended = json.loads(replicas.bytes_of_chief(json.dumps(longer).encode()))
+        lines = replicas.bytes_of_chief(self._run_dir.rows_before(self._first_epoch))
+        self._run_dir.take_rows(lines, num_epochs=self._restored[1]["epoch"] if self._restored else 0)
+        if self._restored is not None and self._parts > 1 and self._first_step:  # batches are split from now on
+            where = {"seed": self._run.seed, "epoch": self._first_epoch, "step": self._first_step}
+            step = step_in_split_epoch(self._run.workload, self.plan, self._parts, **where)
+            self._restored[1]["step"] -= self._first_step - step
+            self._restored[1]["step_in_epoch"] = self._first_step = step
         return Session(
             self._run.workload,
             self.plan,
@@ -253,12 +242,11 @@ class TrainSession:
         )
 
     def _engine_options(self) -> EngineOptions:
-        on_nonfinite, finds = self._run.on_nonfinite, self._until is not None
-        if self.plan.strategy == "tpu" and on_nonfinite != STOP:
+        skips, finds = self._run.on_nonfinite == SKIP, self._until is not None
+        if self.plan.strategy == "tpu" and self._run.on_nonfinite != STOP:
             raise PlanError(NOT_ON_TPUS)
-        skips, own = on_nonfinite == SKIP, engine_options(self.plan)
         stops = not self._is_trial and (finds or not skips)  # a trial may diverge: its learning rate does not fall
-        return replace(own, stop_at_non_finite_loss=stops, leaves_out=finds or skips)
+        return replace(engine_options(self.plan), stop_at_non_finite_loss=stops, leaves_out=finds or skips)
 
     def _begin(self, session: Session, times: StepTimes) -> tuple[Utilization, keras.callbacks.CallbackList]:
         """Restores the model, starts the run directory, and makes the callbacks."""
@@ -291,10 +279,9 @@ class TrainSession:
         elif not self._is_longer or self._restored is None:
             self._num_steps = num_steps
         elif run.extend_schedule is not None:
-            more = {"extended": extended, "epochs": run.epochs}
-            self._extended = extended_schedule(run.extend_schedule, before, num_steps, **more)
-            self._num_steps = self._extended["steps"]
-            self._run_dir.config[EXTENDED], self._run_dir.built = self._extended, None
+            extended = extended_schedule(run.extend_schedule, before, num_steps, extended=extended, epochs=run.epochs)
+            self._extended, self._num_steps = extended, extended["steps"]
+            self._run_dir.config[EXTENDED], self._run_dir.built = extended, None
         elif extended:
             raise RunDirError(HOW_AGAIN.format(extended["how"]))
         else:
@@ -315,10 +302,8 @@ class TrainSession:
     def _callbacks_that_show(self, session: Session, utilization: Utilization) -> list[keras.callbacks.Callback]:
         """Callbacks that write metrics; or the one that ends a search for a fault."""
         run, engine, steps = self._run, session.engine, session.source.num_batches
-        counts = run.on_nonfinite != STOP or self.dropped
-        every: list[keras.callbacks.Callback] = [
-            MetricLines(self._run_dir, steps, utilization, engine.left_out if counts else None)
-        ]
+        left_out = engine.left_out if run.on_nonfinite != STOP or self.dropped else None
+        every: list[keras.callbacks.Callback] = [MetricLines(self._run_dir, steps, utilization, left_out)]
         if self._until is not None:
             return [*every, UntilFault(self._until)]
         if self._is_trial or not engine.replicas.is_chief:

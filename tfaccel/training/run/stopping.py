@@ -6,10 +6,9 @@ received in one small all-reduce about every half second of training, after the 
 
 from __future__ import annotations
 
-import logging
+import math
 import signal
 import time
-from pathlib import Path
 from typing import Any, NoReturn
 
 import keras
@@ -22,8 +21,6 @@ from tfaccel.training.run.time_limit import TimeLimit, TrialEnded
 from tfaccel.training.steps.model_parts import untracked_variables
 from tfaccel.training.steps.replica_state import get_values, restore_values, seed_variables
 from tfaccel.training.steps.replicas import Replicas
-
-logger = logging.getLogger("tfaccel")
 
 _SECONDS_BETWEEN_ASKING = 0.5
 _TRAIN, _TEST = "train", "test"
@@ -80,9 +77,7 @@ class StopWhenAsked(keras.callbacks.Callback):
             variables = [*self.model.metrics_variables, *untracked_variables(self.model), *seed_variables(self.model)]
             self._before_validation = get_values(variables, self._replicas)
 
-    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Records when the window begins."""
-        self._begun = (batch, time.perf_counter())
+    on_test_batch_begin = on_train_batch_begin
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         """Stops after a window of validation."""
@@ -110,19 +105,16 @@ class StopWhenAsked(keras.callbacks.Callback):
             self._agreement.count(kind, batch + 1 - first, time.perf_counter() - began)
 
     def _stop_if_asked(self, *, always: bool = False, has_limit: bool = False) -> None:
-        asked, elsewhere = self._signals.asked, False
-        if asked is None and has_limit and self._limit is not None and self._limit.is_over:
-            asked = _TIME
-        if self._agreement is not None:
-            if not (always or self._agreement.is_due):
-                return
-            own = asked
-            asked = self._agreement.ask(own)
-            elsewhere = own is None
+        own = self._signals.asked
+        if own is None and has_limit and self._limit is not None and self._limit.is_over:
+            own = _TIME
+        if self._agreement is not None and not (always or self._agreement.is_due):
+            return
+        asked = own if self._agreement is None else self._agreement.ask(own)
         if asked == _TIME:
             self._end_in_time()
         elif asked is not None:
-            self._stop(asked, elsewhere=elsewhere)
+            self._stop(asked, elsewhere=own is None)
 
     def _end_in_time(self) -> None:
         if self._limit is None or self.model.stop_training:
@@ -145,22 +137,16 @@ class StopWhenAsked(keras.callbacks.Callback):
             step = self._checkpoints.step if self._has_trained else self._checkpoints.save_now()
             self._replicas.wait_for_all_workers()
         self._signals.raise_what_handlers_raised()
-        stopped = RunStopped(self._text(asked, step, elsewhere=elsewhere))
-        stopped.step = step
-        stopped.checkpoint = self._run_dir.checkpoints / f"step_{step:010d}"
-        if asked == signal.SIGINT:
-            raise KeyboardInterrupt(str(stopped))
-        raise stopped
-
-    def _text(self, asked: signal.Signals, step: int, *, elsewhere: bool) -> str:
         cause = "Ctrl-C" if asked == signal.SIGINT else asked.name
         who = " on another worker" if elsewhere else ""
-        place: Path | str = self._run_dir.checkpoints / f"step_{step:010d}"
+        place = self._run_dir.checkpoints / f"step_{step:010d}"
         owner = "" if self._replicas.is_chief else " of worker 0"
-        return (
+        stopped = RunStopped(
             f"Training was stopped by {cause}{who} after step {step}; the checkpoint is {place}{owner}. To continue: "
             f"{self._run_dir.continue_by}."
         )
+        stopped.step, stopped.checkpoint = step, place
+        raise KeyboardInterrupt(str(stopped)) if asked == signal.SIGINT else stopped
 
 
 class Agreement:
@@ -180,23 +166,17 @@ class Agreement:
     @property
     def is_due(self) -> bool:
         """Whether to ask now; the answer is the same on all workers."""
-        counted = {kind: number for kind, number in self._num_steps.items() if number}
-        if not counted.keys() <= self._step_seconds.keys():
-            return True
-        return sum(number * self._step_seconds[kind] for kind, number in counted.items()) >= _SECONDS_BETWEEN_ASKING
+        counted = ((kind, number) for kind, number in self._num_steps.items() if number)
+        seconds = sum(number * self._step_seconds.get(kind, math.inf) for kind, number in counted)
+        return seconds >= _SECONDS_BETWEEN_ASKING
 
     def ask(self, own: signal.Signals | None) -> signal.Signals | None:
         """What any worker has been asked: SIGINT before SIGTERM before the end of the time; None for nothing."""
-        is_chief = self._replicas.is_chief
-        micros = [int(is_chief * self._seconds[kind] * 1e6) for kind in (_TRAIN, _TEST)]
-        asked = [int(own == number) for number in (signal.SIGINT, signal.SIGTERM, _TIME)]
-        interrupts, terminations, time_over, *chief_micros = self._replicas.sum_over_workers([*asked, *micros])
-        for kind, total in zip((_TRAIN, _TEST), chief_micros, strict=True):
+        causes = (signal.SIGINT, signal.SIGTERM, _TIME)
+        micros = [int(self._replicas.is_chief * self._seconds[kind] * 1e6) for kind in (_TRAIN, _TEST)]
+        totals = self._replicas.sum_over_workers([*(int(own == cause) for cause in causes), *micros])
+        for kind, total in zip((_TRAIN, _TEST), totals[len(causes) :], strict=True):
             if self._num_steps[kind]:
                 self._step_seconds[kind] = total * 1e-6 / self._num_steps[kind]
             self._num_steps[kind], self._seconds[kind] = 0, 0.0
-        if interrupts:
-            return signal.SIGINT
-        if terminations:
-            return signal.SIGTERM
-        return _TIME if time_over else None
+        return next((cause for cause, total in zip(causes, totals, strict=False) if total), None)

@@ -22,7 +22,6 @@ MAX_GROWTH = 16
 _BATCH_HOOKS = {
     "train": ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end"),
     "test": ("on_test_batch_begin", "on_test_batch_end"),
-    "predict": ("on_predict_batch_begin", "on_predict_batch_end"),
 }
 
 
@@ -89,18 +88,11 @@ class WindowLength:
             known = self.engine.step_seconds.get(self.kind)
             wanted = 1 if known is None else max(1, round(WINDOW_SECONDS / known))
             length = min(wanted, self._last * MAX_GROWTH) if self._last else wanted
-            length = self._whole_steps(length)
-        ends = [bound(done) for bound in self._bounds]
-        ends += [] if limit is None else [limit - done]
-        return min([length, *(end for end in ends if end)])
-
-    def _whole_steps(self, length: int) -> int:
-        """At least this many batches, up to the end of an optimizer step whose micro-batches run together.
-
-        So measured times never decide which of them do.
-        """
-        number, left = self.engine.micro_batches() if self.kind == "train" else (1, 1)
-        return left + -(-max(0, length - left) // number) * number
+            # Up to the end of an optimizer step whose micro-batches run together: measured times never decide which do.
+            number, left = self.engine.micro_batches() if self.kind == "train" else (1, 1)
+            length = left + -(-max(0, length - left) // number) * number
+        ends = [*(bound(done) for bound in self._bounds), None if limit is None else limit - done]
+        return min([length, *filter(None, ends)])
 
     def ran(self, num_steps: int, seconds: float, *, traced: bool) -> None:
         """Updates the step time after a call; a call that also traced its graph does not count."""
@@ -108,11 +100,10 @@ class WindowLength:
         if traced or num_steps == 0:
             return
         step_seconds = seconds / num_steps
-        times = self.engine.step_seconds
-        if self.engine.replicas.num_workers > 1:  # all workers must choose the same length
+        times, replicas = self.engine.step_seconds, self.engine.replicas
+        if replicas.num_workers > 1:  # all workers must choose the same length
             if self.kind not in times:
-                micros = self.engine.replicas.same_on_all_workers(lambda: max(1, int(step_seconds * 1e6)))
-                times[self.kind] = micros * 1e-6
+                times[self.kind] = 1e-6 * replicas.same_on_all_workers(lambda: max(1, int(step_seconds * 1e6)))
         else:
             # A call may have compiled for a new shape: one slow call must not shorten windows much.
             times[self.kind] = max(min(step_seconds, 1.5 * times.get(self.kind, step_seconds)), 1e-6)

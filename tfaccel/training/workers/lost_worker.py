@@ -19,9 +19,7 @@ from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.workers.rendezvous import Place, host_and_port, workers_text
 
 _ANSWER_SECONDS = 2.0
-_COMMUNICATION = re.compile(
-    r"[Cc]ollective|GRPC|[Rr]emote target|heartbeat|[Cc]onnection|coordination service", re.ASCII
-)
+_COMMUNICATION = re.compile(r"[Cc]ollective|GRPC|[Rr]emote target|heartbeat|[Cc]onnection|coordination service")
 _TASK = re.compile(r"/job:(chief|worker)/(?:replica:\d+/)?task:(\d+)")
 _ERRORS = (
     tf.errors.UnavailableError,
@@ -70,21 +68,19 @@ def _who(place: Place | None, message: str) -> str:
         gone = sorted(named & set(others))
     if not gone:
         return f"This worker ({place.index}) has lost the connection to another worker."
-    verb = "is" if len(gone) == 1 else "are"
     names = workers_text(place, gone)
     return (
-        f"{names[0].upper()}{names[1:]} {verb} lost: worker {place.index} cannot continue. Check the last output "
-        "there, and whether the process was killed."
+        f"{names[0].upper()}{names[1:]} {'is' if len(gone) == 1 else 'are'} lost: worker {place.index} cannot "
+        "continue. Check the last output there, and whether the process was killed."
     )
 
 
 def _answers(address: str) -> bool:
     """Whether anything listens at a worker's address; the kernel closes the socket when the process ends."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         socket.create_connection(host_and_port(address), timeout=_ANSWER_SECONDS).close()
-    except (OSError, ValueError):
-        return False
-    return True
+        return True
+    return False
 
 
 def get_place(resolver: Any) -> Place | None:
@@ -108,9 +104,8 @@ def only_chief_writes(
     if replicas.is_chief:
         yield
         return
-    nothing: dict[str, Any] = {"save": _nothing, "save_weights": _nothing}
-    with contextlib.ExitStack() as stack:
-        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="tfaccel-worker-"))
+    nothing = dict.fromkeys(("save", "save_weights"), lambda *args, **kwargs: None)
+    with tempfile.TemporaryDirectory(prefix="tfaccel-worker-") as scratch, contextlib.ExitStack() as stack:
         stack.enter_context(instance_attributes(model, nothing))
         for callback in callbacks:
             for kind, attribute in _PATHS.items():
@@ -122,10 +117,6 @@ def only_chief_writes(
         yield
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    del args, kwargs
-
-
 def refuse_lone_worker(replicas: Replicas) -> None:
     """Raises PlanError if this is one of several workers, according to `TF_CONFIG`, and the others do not take part.
 
@@ -133,10 +124,9 @@ def refuse_lone_worker(replicas: Replicas) -> None:
     """
     if replicas.num_workers > 1 or not os.environ.get("TF_CONFIG"):
         return
-    try:
+    place = None
+    with contextlib.suppress(ValueError):  # no JSON: nothing that starts workers has set it
         place = get_place(tf.distribute.cluster_resolver.TFConfigClusterResolver())
-    except ValueError:  # no JSON: nothing that starts workers has set it
-        return
     if place is None:
         return
     found = "no strategy" if replicas.is_default else f"{type(replicas.strategy).__name__}, which knows one worker only"
