@@ -1,7 +1,9 @@
 """Errors that tfaccel raises for users. Each message says what was received, what was expected and how to fix it."""
 
+import inspect
 import re
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 from unicodedata import category
@@ -167,3 +169,11 @@ def is_out_of_memory(error: BaseException) -> bool:
         return False
     is_shortage = isinstance(error, tf.errors.ResourceExhaustedError | tf.errors.InternalError)
     return is_shortage and _SHORT_OF_MEMORY.search(str(error)) is not None
+
+
+def warn_user(text: str) -> None:
+    """A `UserWarning` at the line that called tfaccel."""
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "tfaccel":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, stacklevel=level)

@@ -156,11 +156,11 @@ class IteratorBatches:
         if start is None:
             return batch if self.augment is None else self.augment(batch)
         if self.augment is not None and self.mixes_rows:
-            return keras.tree.map_structure(lambda a: _slice_rows(a, start, stop), self.augment(batch))
+            return keras.tree.map_structure(lambda a: slice_rows(a, start, stop), self.augment(batch))
         first, last = start - self.first_row, stop - self.first_row
         num_rows = None if self.num_global_rows is not None else self.num_rows(batch)
         with tf.device(HOST):
-            own = keras.tree.map_structure(lambda a: _slice_rows(a, first, last, num_rows), batch)
+            own = keras.tree.map_structure(lambda a: slice_rows(a, first, last, num_rows), batch)
         return own if self.augment is None else self.augment(own)
 
 
@@ -206,7 +206,7 @@ def raise_uneven_rows(error: tf.errors.InvalidArgumentError, num_replicas: int) 
         raise DataError(_uneven(counts[:2], num_replicas)) from None
 
 
-def _slice_rows(value: Any, start: Any, stop: Any, num_rows: Any = None) -> Any:
+def slice_rows(value: Any, start: Any, stop: Any, num_rows: Any = None) -> Any:
     """Rows of one component; of a stream with another number of rows than `num_rows`, the same fraction of them."""
     if value is None or (isinstance(value, tf.Tensor) and value.shape.rank == 0):
         return value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import keras
 
 from tfaccel.data.sources import whole_executions
-from tfaccel.errors import NonFiniteLossError
+from tfaccel.errors import NonFiniteLossError, warn_user
 from tfaccel.training.evaluate import evaluate, evaluate_source, run_evaluation
 from tfaccel.training.front import (
     Source,
@@ -157,13 +156,12 @@ def _run_epoch(
     engine.left_out.end_epoch(epoch, done, logs=engine.replicas.is_chief)
     source.epoch_end(done, stopped=engine.model.stop_training or most is not None)
     if source.steps_per_epoch and done < source.steps_per_epoch and not engine.model.stop_training:
-        warnings.warn(
+        warn_user(
             f"The data ended after {done} of {source.steps_per_epoch} steps_per_epoch. Give at least steps_per_epoch * "
-            "epochs batches, for example with `.repeat()`.",
-            stacklevel=6,
+            "epochs batches, for example with `.repeat()`."
         )
     if done == 0:
-        warnings.warn("The data contained no batches, so nothing was trained.", stacklevel=6)
+        warn_user("The data contained no batches, so nothing was trained.")
         # As Keras does if an epoch after the first has no batch; `last_logs` may come from a custom `train_step`.
         logs = engine.metric_results() if last_logs else {}
         logs = logs if set(logs) == set(last_logs) else last_logs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,7 +11,7 @@ import tensorflow as tf
 
 from tfaccel.data import private_pipelines
 from tfaccel.data.private_pipelines import get_batch_size
-from tfaccel.errors import DataError, PlanError, RunDirError, WorkloadError
+from tfaccel.errors import DataError, PlanError, RunDirError, WorkloadError, warn_user
 from tfaccel.planning.option_checks import SKIP, STOP, check_policy
 from tfaccel.planning.plan import Plan
 from tfaccel.training.epochs import Span, run_epochs, validation_of_fit
@@ -165,7 +164,7 @@ def fit(
         (x, y, sample_weight), validation_data = private_pipelines.validation_split(arrays, validation_split)
     cap = keras.config.max_epochs()  # for smoke runs of any script
     if cap and cap < epochs:
-        warnings.warn(f"Limiting epochs to {cap}", stacklevel=3)
+        warn_user(f"Limiting epochs to {cap}")
         epochs = int(cap)
     resumed = None if resume is None else ResumedFit(resume, replicas)
     source = make_source(

@@ -13,7 +13,6 @@ import importlib
 import inspect
 import logging
 import secrets
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -27,7 +26,7 @@ from tfaccel.data.epochs import order_of_keras, random_order
 from tfaccel.data.given_data import hint_for
 from tfaccel.data.grain_batches import grain_dataset, is_grain
 from tfaccel.data.sources import ArraySource, DatasetSource, IteratorSource, arrays_on
-from tfaccel.errors import DataError, PlanError, WorkloadError
+from tfaccel.errors import DataError, PlanError, WorkloadError, warn_user
 from tfaccel.known_names import did_you_mean
 from tfaccel.planning.plan import plan_field_names
 from tfaccel.training.private import private_api, private_tensorflow
@@ -453,6 +452,6 @@ def _capped(steps: int | None) -> int | None:
     """`steps`, limited to `keras.config.max_steps_per_epoch()` (for smoke tests of a script)."""
     cap = keras.config.max_steps_per_epoch()
     if cap and (not steps or cap < steps):
-        warnings.warn(f"Limiting steps_per_epoch to {cap}", stacklevel=3)
+        warn_user(f"Limiting steps_per_epoch to {cap}")
         return int(cap)
     return steps

@@ -8,7 +8,6 @@ the position in the data. A resumed run ends with the same weights as an uninter
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -32,8 +31,6 @@ from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.slots import placed_slots, rounded_slots, value_of_slot
 
 _MESSAGE_BYTES = 1 << 26
-
-logger = logging.getLogger("tfaccel")
 
 Arrays = dict[str, np.ndarray]
 _CSV = "csv"

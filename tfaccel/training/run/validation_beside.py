@@ -9,7 +9,6 @@ not count: training ends with that epoch, or they are repeated.
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
@@ -32,8 +31,6 @@ from tfaccel.training.steps.engine import Engine, EngineOptions, get_engine
 from tfaccel.training.steps.model_parts import get_optimizers, get_variables, unlisted_variables, untracked_variables
 from tfaccel.training.steps.overrides import replaces
 from tfaccel.training.steps.replica_state import get_values, kept_state, restore_values
-
-logger = logging.getLogger("tfaccel")
 
 _SECONDS_BETWEEN_ASKING = 0.2
 _LIVE = "tfaccel_live"  # attribute of callbacks: the hooks that are called at once, since they depend on no score

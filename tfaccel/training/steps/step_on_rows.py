@@ -21,6 +21,7 @@ from tfaccel.data.feeds import (
     GraphBatches,
     IteratorBatches,
     augmented_by_replicas,
+    slice_rows,
     without_optionals,
 )
 from tfaccel.errors import DataError, PlanError
@@ -94,7 +95,9 @@ class StepOnRows:
                 outputs = own(borrowed, tf.where(is_empty, borrowed + 1, stop))
             if skips:
                 return self._nothing_like(outputs)
-            return keras.tree.map_structure(lambda v: v[: stop - start], outputs) if returns_rows else outputs
+            return (
+                keras.tree.map_structure(lambda v: slice_rows(v, 0, stop - start), outputs) if returns_rows else outputs
+            )
 
         self.inside_branch = skips and not (isinstance(num_rows, int) and num_rows >= num_replicas)
         try:
