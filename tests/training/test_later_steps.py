@@ -362,6 +362,12 @@ class CompilesAgain(NotesEngine):
             self.model.compile(self.model.optimizer, loss="mae")
 
 
+class TracesAgain(NotesEngine):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch:
+            self.model.make_train_function(force=True)
+
+
 def num_compared(make, tmp_path, monkeypatch, launch, notes):
     """How many steps a run of two epochs of 8 steps has compared that `launch` starts again after the first."""
     for epochs, (started, attempt) in enumerate((("20260101-000000", 1), launch), start=1):
@@ -378,6 +384,9 @@ PLAIN = sequential(loss="mse")
 RESTARTED = ("20260101-000000", 2)
 
 
+GATHERED = sequential(loss=lambda y, p: ops.max((y - p) ** 2))
+
+
 @pytest.mark.parametrize(
     ("make", "launch", "notes", "numbers"),
     [
@@ -385,10 +394,29 @@ RESTARTED = ("20260101-000000", 2)
         (PLAIN, ("20260102-000000", 2), NotesEngine, [8]),  # another launch, whose first epoch this is
         (PLAIN, ("20260101-000000", 1), NotesEngine, [8]),  # no restart
         (PLAIN, RESTARTED, CompilesAgain, [1, 2]),  # the first step, and one that is due, of what is compiled then
-        (sequential(loss=lambda y, p: ops.max((y - p) ** 2)), RESTARTED, NotesEngine, [8]),  # a loss to be gathered
+        (GATHERED, RESTARTED, NotesEngine, [8]),  # a loss to be gathered
+        (PLAIN, RESTARTED, TracesAgain, [1, 2]),
     ],
 )
 def test_workers_that_are_started_again_compare_the_next_step_that_is_due(
     make, launch, notes, numbers, tmp_path, monkeypatch
 ):
     assert num_compared(make, tmp_path, monkeypatch, launch, notes) in numbers
+
+
+def test_what_is_traced_again_between_epochs_is_compared_anew():
+    with scope_of(2):
+        model = GATHERED()
+    fit(model, X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[TracesAgain()])
+    assert ENGINES.pop().checks.num_compared("train") in (1, 2)
+
+
+def test_the_state_of_checks_is_that_of_its_moment(monkeypatch):
+    monkeypatch.setenv("TFACCEL_LAUNCH_STARTED", "20260101-000000")
+    with scope_of(2):
+        model = PLAIN()
+    fit(model, X, Y, batch_size=8, verbose=0, callbacks=[NotesEngine()])
+    checks = ENGINES.pop().checks
+    state = checks.get_state()
+    checks.due("train", 0, 8)
+    assert [one["counts"][0] for one in (state, checks.get_state())] == [{"train": 0}, {"train": 1}]

@@ -72,7 +72,6 @@ class StepChecks:
     Attributes:
         looks: whether checks are on.
         proofs: kind of step -> what comparing its first step with one device's has shown.
-        proven_before: kinds of step that workers before a restart have compared, as the model is compiled.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -86,7 +85,7 @@ class StepChecks:
         self._own_rows: list[tuple[keras.optimizers.Optimizer, keras.Variable]] = []  # before anything was changed
         self._undone: list[Callable[[], None]] = []  # takes back what was changed since the last proof
         self._is_plain = True  # whether all steps were equal as they are
-        self.proven_before: set[str] = set()
+        self._proven_before = set[str]()  # kinds that workers before a restart have compared
 
     def to_json(self) -> dict[str, Any] | None:
         """What comparing steps with one device's has shown, by kind of step; None if nothing was compared."""
@@ -102,15 +101,15 @@ class StepChecks:
         if not self.proofs or not self._is_plain or launch_date() is None:
             return None
         proofs = {kind: asdict(proof) for kind, proof in self.proofs.items()}
-        return {"launch": self._launch, "proofs": proofs, "epochs": self._epochs, "steps_since": self._steps_since}
+        return {"launch": self._launch, "proofs": proofs, "counts": [dict(self._epochs), dict(self._steps_since)]}
 
     def set_state(self, state: dict[str, Any] | None) -> None:
         """Lets workers that their launch has started again compare the next step that is due, and not their first."""
         if not state or state["launch"] != self._launch or not is_restarted() or self.proofs:
             return
         self.proofs = {kind: Proof(**{**proof, "differing": ()}) for kind, proof in state["proofs"].items()}
-        self._epochs, self._steps_since = dict(state["epochs"]), dict(state["steps_since"])
-        self.proven_before = set(self.proofs)
+        self._epochs, self._steps_since = map(dict, state["counts"])
+        self._proven_before = set(self.proofs)
 
     def turned(self, on: bool) -> contextlib.AbstractContextManager[None]:
         """Within the block, all checks are on or off."""
@@ -135,6 +134,8 @@ class StepChecks:
         """
         if not self._are_needed:
             return ()
+        if self._function(kind) is not None:  # a callback has made another one than workers before a restart had
+            self._proven_before.discard(kind)
         epoch = self._epochs[kind] = self._epochs.get(kind, -1) + 1
         first = () if self._is_proven(kind) else (done,)
         since = self._steps_since.get(kind, 0)
@@ -151,7 +152,7 @@ class StepChecks:
 
     def _is_proven(self, kind: str) -> bool:
         known = kind in self._steps and self._steps[kind][0] is self._function(kind)
-        return kind in self.proofs and (known or kind in self.proven_before)
+        return kind in self.proofs and (known or kind in self._proven_before)
 
     def _function(self, kind: str) -> Any:
         """The function of Keras that stands for the step as compiled; another one after a change of the model."""
@@ -187,18 +188,17 @@ class StepChecks:
         Raises:
             CoupledRowsError: if it differs, whatever is computed from the rows of all replicas.
         """
-        if kind in self.proven_before:  # it is this function's step that they have compared
+        if kind in self._proven_before:  # it is this function's step that they have compared
             self._engine.get_steps(kind)
             self._steps[kind] = self._function(kind), None
-            self.proven_before.discard(kind)
+            self._proven_before.discard(kind)
         if not (self._are_needed and (is_due or not self._is_proven(kind))):
             return None
 
         def one_step(batch: Feed, traced: Callable[[], None] | None = None) -> WindowResult:
             return self._engine.run(kind, batch, 1, loop=loop, traced=traced)
 
-        result: WindowResult | None = self._compared(kind, feed, one_step, lambda done: done.logs)
-        return result
+        return self._compared(kind, feed, one_step, lambda done: done.logs)
 
     def predict(self, feed: Feed) -> Any:
         """`Engine.predict`; the first batch of all is compared with what one device predicts.
@@ -324,12 +324,10 @@ class StepChecks:
         """The step to compare on a batch, traced for the first one and for other shapes; None if it is not compared."""
         function, step = self._steps.get(kind, (None, None))
         if function is not self._function(kind) or kind not in self.proofs:  # its step has raised
-            self._is_plain = self._is_plain and self.proofs.pop(kind, None) is None
+            self._is_plain &= self.proofs.pop(kind, None) is None
             step = None
         if step is None:
-            step = StepProof(self._engine, kind, data, feed.spec)
-            self._steps[kind] = self._function(kind), step
-            return step
+            return self._new_step(kind, data, feed.spec)
         if self.proofs[kind].failure or not step.has_rows_for_all(step.get_rows(data)):
             return None
         if any(self._engine.replicas.sum_over_workers([int(step.num_bytes > _MAX_BYTES)])):  # of slots, say
@@ -338,13 +336,15 @@ class StepChecks:
             if step.has_fewer_rows or self._shapes.get(kind, 0) == _MAX_SHAPES:
                 return None
             self._shapes[kind] = self._shapes.get(kind, 0) + 1
-            step = StepProof(self._engine, kind, data, feed.spec)
-            self._steps[kind] = self._function(kind), step
+            return self._new_step(kind, data, feed.spec)
         return step
 
     def _with_fewer_rows(self, kind: str, data: Any) -> StepProof:
         """The same step on as many rows as one replica has: those of a whole batch do not fit on one device."""
-        made = StepProof(self._engine, kind, data, None, every=self._engine.replicas.num_replicas)
+        return self._new_step(kind, data, None, every=self._engine.replicas.num_replicas)
+
+    def _new_step(self, kind: str, data: Any, spec: Any, *, every: int = 1) -> StepProof:
+        made = StepProof(self._engine, kind, data, spec, every=every)
         self._steps[kind] = self._function(kind), made
         return made
 

@@ -141,7 +141,6 @@ class Engine:
             if self.on_unsaved_state is not None:
                 self.on_unsaved_state(kind, _COMPILED_AGAIN)
             self._prepared[kind] = parts
-            self.checks.proven_before.discard(kind)
             if kind not in self._kinds or getattr(self.model, f"{kind}_function") is None:
                 looks = self.checks.looks
                 build_before_steps(self.model, feed.spec, self.options, kind)

@@ -117,9 +117,8 @@ class Replicas:
                 return keras.tree.map_structure(lambda v: self.strategy.gather(v, axis=0), outputs[0])
 
         def joined(*parts: Any) -> Any:
-            return (
-                tf.sparse.concat(0, list(parts)) if isinstance(parts[0], tf.SparseTensor) else tf.concat(parts, axis=0)
-            )
+            is_sparse = isinstance(parts[0], tf.SparseTensor)
+            return tf.sparse.concat(0, list(parts)) if is_sparse else tf.concat(parts, axis=0)
 
         return keras.tree.map_structure(joined, *outputs)
 

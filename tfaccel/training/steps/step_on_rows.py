@@ -95,9 +95,9 @@ class StepOnRows:
                 outputs = own(borrowed, tf.where(is_empty, borrowed + 1, stop))
             if skips:
                 return self._nothing_like(outputs)
-            return (
-                keras.tree.map_structure(lambda v: slice_rows(v, 0, stop - start), outputs) if returns_rows else outputs
-            )
+            if not returns_rows:
+                return outputs
+            return keras.tree.map_structure(lambda v: slice_rows(v, 0, stop - start), outputs)
 
         self.inside_branch = skips and not (isinstance(num_rows, int) and num_rows >= num_replicas)
         try:
