@@ -284,8 +284,10 @@ class Engine:
             if traced is not None:
                 made.optimize(function, arguments)
                 traced()
-            with self._compiling(len(made.functions) > num_graphs):
-                done, state, own_logs, results, finite, waited, bad = function(*given)
+            is_new = len(made.functions) > num_graphs
+            with self._compiling(is_new):
+                outputs = made.first_call(function, given, feed) if is_new else function(*given)
+        done, state, own_logs, results, finite, waited, bad = outputs
         num_done = int(done)
         heartbeat.note(*(("training", num_done) if kind == "train" else ("evaluating", 0)))
         call_feed.finished(num_done, state)
@@ -295,7 +297,7 @@ class Engine:
         if waited:
             self.waited_seconds = (self.waited_seconds or 0.0) + float(waited[0])
         left_out = tuple(int(step) for step in np.flatnonzero(bad[0])) if bad else ()
-        return WindowResult(num_done, logs, bool(finite), len(made.functions) > num_graphs, left_out)
+        return WindowResult(num_done, logs, bool(finite), is_new, left_out)
 
     def predict(self, feed: Feed, *, traced: Callable[[], None] | None = None) -> Any:
         """Predictions for the next batch of `feed`: a nest of tensors with all rows of the global batch.

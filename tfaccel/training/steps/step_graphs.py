@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import keras
 import tensorflow as tf
 
-from tfaccel.data.feeds import CallFeed, GraphBatches, IteratorBatches
+from tfaccel.data.feeds import CallFeed, Feed, GraphBatches, IteratorBatches
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_random import noting_stateful_random
 from tfaccel.training.private.private_tensorflow import outside_variables, unsaved_state
@@ -144,6 +145,22 @@ class StepGraphs:
         """
         if function in self._runs_no_step and self._replicas.num_workers == 1 and not self._is_on_tpu:
             function(arguments, tf.constant(0))
+
+    def first_call(self, function: Callable[..., Any], arguments: Any, feed: Feed) -> Any:
+        """Calls a new graph. Beside it, the graph of the pass's smaller last batch is traced, where there is one.
+
+        On one device: a device that the caller has chosen holds for its own thread only. And only where the graph that
+        runs has no Python code in it, which could meet what is changed while tracing.
+        """
+        smaller = feed.smaller_batch() if function in self._runs_no_step and not self.has_one_graph else None
+        if smaller is None or len(tf.config.list_logical_devices()) > 1 or self.unsaved_state(function):
+            return function(*arguments)
+        with ThreadPoolExecutor(1, "tfaccel-first-call") as thread:
+            running = thread.submit(function, *arguments)
+            with contextlib.suppress(Exception):  # which the smaller batch raises when its turn comes
+                given, count = smaller.arguments(1)
+                self.optimize(self.function(smaller, True, (given, tf.constant(count))), given)
+            return running.result()
 
     def unsaved_state(self, function: Callable[..., Any]) -> str:
         """What a graph keeps from step to step that no checkpoint holds; "" if nothing is known."""
