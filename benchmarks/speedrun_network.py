@@ -5,15 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-import numpy as np
 from keras import layers, ops
 
-FILTERS = (32, 64, 128)
-PATCH_SIZE, PATCH_STRIDE = 4, 2
-NORM_MOMENTUM, NORM_EPSILON = 0.9, 1e-3
-ERASED_AREA = (0.02, 0.3)  # of an image, the least and the most
-_WHITENING_EPSILON = 0.05
-_MAX_PATCHES = 200_000
+from tfaccel.benchmarks.speedrun_rows import (
+    ERASED_AREA,
+    FILTERS,
+    NORM_EPSILON,
+    NORM_MOMENTUM,
+    PATCH_SIZE,
+    PATCH_STRIDE,
+    triangle_sides,
+)
 
 
 def build_network(image_shape: tuple[int, ...], num_classes: int, recipe: dict[str, Any], patches: Any) -> keras.Model:
@@ -26,7 +28,8 @@ def build_network(image_shape: tuple[int, ...], num_classes: int, recipe: dict[s
         image_shape: height, width and channels.
         num_classes: number of logits.
         recipe: the fields of a `tfaccel.benchmarks.speedrun_rows.Recipe`.
-        patches: the kernel of a first layer that is not trained; see `whitening_kernel`. None for one that is.
+        patches: the kernel of a first layer that is not trained, as `whitening_kernel` of
+            `tfaccel.benchmarks.speedrun_program` returns it; None for one that is.
     """
     inputs = keras.Input(image_shape)
     x = layers.RandomFlip("horizontal")(inputs) if recipe["is_flipped"] else inputs
@@ -59,27 +62,6 @@ def _normalized(x: Any) -> Any:
     return layers.Activation("relu")(layers.BatchNormalization(momentum=NORM_MOMENTUM, epsilon=NORM_EPSILON)(x))
 
 
-def whitening_kernel(images: np.ndarray) -> np.ndarray:
-    """The eigenvectors of the images' patches, each over the root of its eigenvalue, and their negatives.
-
-    So what the filters see has equal variance in all directions, as in https://github.com/tysam-code/hlb-CIFAR10.
-
-    Args:
-        images: (num_images, height, width, channels), with numbers as the network sees them.
-
-    Returns:
-        The kernel of a convolution: (size, size, channels, filters).
-    """
-    patches = np.lib.stride_tricks.sliding_window_view(images[:2000], (PATCH_SIZE, PATCH_SIZE), axis=(1, 2))
-    channels = images.shape[-1]
-    rows = patches.transpose(0, 1, 2, 4, 5, 3).reshape(-1, PATCH_SIZE * PATCH_SIZE * channels)[:_MAX_PATCHES]
-    values, vectors = np.linalg.eigh(np.cov(rows.astype(np.float64), rowvar=False))
-    order = np.argsort(values)[::-1][: FILTERS[0] // 2]
-    scaled = vectors[:, order] / np.sqrt(values[order] + _WHITENING_EPSILON)
-    kernel = np.concatenate([scaled, -scaled], axis=1)
-    return kernel.reshape(PATCH_SIZE, PATCH_SIZE, channels, -1).astype(np.float32)
-
-
 @keras.saving.register_keras_serializable("tfaccel_benchmarks")
 class Triangle(keras.optimizers.schedules.LearningRateSchedule):
     """Rises to the peak in the first steps and falls to zero in the others, both linearly.
@@ -100,14 +82,3 @@ class Triangle(keras.optimizers.schedules.LearningRateSchedule):
     def get_config(self) -> dict[str, Any]:
         """The arguments."""
         return {"peak": self.peak, "num_steps": self.num_steps, "warm_up": self.warm_up}
-
-
-def triangle_sides(step: Any, num_steps: int, warm_up: float) -> tuple[Any, Any]:
-    """The rising and the falling side of the triangle, as factors of its peak.
-
-    Example:
-        >>> triangle_sides(1.0, 10, 0.5), triangle_sides(9.0, 10, 0.5)
-        ((0.4, 1.8), (2.0, 0.2))
-    """
-    top = num_steps * warm_up
-    return (step + 1) / top, (num_steps - step) / (num_steps - top)

@@ -7,6 +7,11 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 Program = Literal["keras", "tfaccel", "torch"]
+FILTERS = (32, 64, 128)
+PATCH_SIZE, PATCH_STRIDE = 4, 2
+NORM_MOMENTUM, NORM_EPSILON = 0.9, 1e-3
+MOMENTUM = 0.9
+ERASED_AREA = (0.02, 0.3)  # of an image, the least and the most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,3 +121,14 @@ ROWS: Mapping[str, Row] = {
         for name, compiled in zip(TORCH, (False, True), strict=True)
     },
 }
+
+
+def triangle_sides(step: Any, num_steps: int, warm_up: float) -> tuple[Any, Any]:
+    """The rising and the falling side of the triangle, as factors of its peak.
+
+    Example:
+        >>> triangle_sides(1.0, 10, 0.5), triangle_sides(9.0, 10, 0.5)
+        ((0.4, 1.8), (2.0, 0.2))
+    """
+    top = num_steps * warm_up
+    return (step + 1) / top, (num_steps - step) / (num_steps - top)

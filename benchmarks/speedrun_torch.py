@@ -10,17 +10,17 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tfaccel.benchmarks.speedrun_network import (
+from tfaccel.benchmarks.speedrun_program import PREDICTED_ROWS, Images, accuracy, whitening_kernel
+from tfaccel.benchmarks.speedrun_rows import (
     ERASED_AREA,
     FILTERS,
+    MOMENTUM,
     NORM_EPSILON,
     NORM_MOMENTUM,
     PATCH_SIZE,
     PATCH_STRIDE,
     triangle_sides,
-    whitening_kernel,
 )
-from tfaccel.benchmarks.speedrun_program import MOMENTUM, PREDICTED_ROWS, Images, accuracy
 from tfaccel.hardware.detect import detect_hardware
 
 

@@ -50,10 +50,17 @@ def test_rows_learn(run_python, arrays):
     assert found["stock"] > 0.9 and found["viewed"] > 0.9
 
 
+def test_pytorch_is_measured_without_tensorflow(run_python):
+    """Whose threads and memory are its own; and PyTorch's Triton crashes where TensorFlow is loaded."""
+    code = "import sys, tfaccel.benchmarks.speedrun_program; print(*{'tensorflow', 'keras'} & {*sys.modules})"
+    assert run_python(code, fresh=True).stdout.strip() == ""
+
+
 NETWORK = """
 import keras
 import numpy as np
-from tfaccel.benchmarks.speedrun_network import Triangle, build_network, whitening_kernel
+from tfaccel.benchmarks.speedrun_network import Triangle, build_network
+from tfaccel.benchmarks.speedrun_program import whitening_kernel
 
 random = np.random.default_rng(0)
 images = np.cumsum(random.normal(size=(500, 12, 12, 1)), axis=1).astype(np.float32)
