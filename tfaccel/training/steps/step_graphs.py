@@ -152,8 +152,10 @@ class StepGraphs:
         On one device: a device that the caller has chosen holds for its own thread only. And only where the graph that
         runs has no Python code in it, which could meet what is changed while tracing.
         """
-        smaller = feed.smaller_batch() if function in self._runs_no_step and not self.has_one_graph else None
-        if smaller is None or len(tf.config.list_logical_devices()) > 1 or self.unsaved_state(function):
+        is_alone = self._replicas.num_replicas == 1 and len(tf.config.list_logical_devices()) == 1
+        may_trace = is_alone and function in self._runs_no_step and not self.has_one_graph
+        smaller = feed.smaller_batch() if may_trace else None
+        if smaller is None or self.unsaved_state(function):
             return function(*arguments)
         with ThreadPoolExecutor(1, "tfaccel-first-call") as thread:
             running = thread.submit(function, *arguments)
