@@ -119,7 +119,7 @@ def test_logs_of_unknown_shape_are_still_reported():
 
 
 AHEAD = """
-import json, sys
+import json
 import keras, numpy as np, tensorflow as tf, tfaccel
 
 class Traced(keras.layers.Layer):

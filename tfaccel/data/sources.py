@@ -199,8 +199,8 @@ class ArrayFeed:
         return (self._source.arrays, self._last, _on_host(0)), 1
 
     def smaller_batch(self) -> Self | None:
-        """A feed of the smaller batch that ends each pass; None if there is none, or if no epoch may get to it."""
-        if self._end <= self._num_full or self._source.steps_per_epoch is not None:
+        """A feed of the smaller batch after the full ones; None if there is none, it is next, or may not be reached."""
+        if not self.num_used < self._num_full < self._end or self._source.steps_per_epoch is not None:
             return None
         last = copy.copy(self)
         last.num_used = self._num_full

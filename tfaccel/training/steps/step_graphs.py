@@ -147,10 +147,10 @@ class StepGraphs:
             function(arguments, tf.constant(0))
 
     def first_call(self, function: Callable[..., Any], arguments: Any, feed: Feed) -> Any:
-        """Calls a new graph. Beside it, the graph of the pass's smaller last batch is traced, where there is one.
+        """Calls a new graph, in a thread while the graph for a smaller last batch is traced, if there will be one.
 
-        On one device: a device that the caller has chosen holds for its own thread only. And only where the graph that
-        runs has no Python code in it, which could meet what is changed while tracing.
+        Only on one device, since `tf.device` applies to a single thread, and only if the graph runs no Python code,
+        which could call layers while tracing patches them.
         """
         is_alone = self._replicas.num_replicas == 1 and len(tf.config.list_logical_devices()) == 1
         may_trace = is_alone and function in self._runs_no_step and not self.has_one_graph
