@@ -69,7 +69,7 @@ def closed_loop(
         num_clients: number of concurrent clients.
         seconds: length of the measurement, in which requests are started.
         warm_up_seconds: length of the warm-up before it, which is not counted.
-        at_half: called halfway through, in a thread.
+        at_half: called halfway through, in a thread; the clients go on until it returns.
     """
     return asyncio.run(_closed_loop(port, requests, num_clients, (warm_up_seconds, seconds), at_half))
 
@@ -147,6 +147,7 @@ async def _closed_loop(
     warm_up_seconds, seconds = spans
     begin = time.perf_counter() + warm_up_seconds
     number, num_active, done = 0, 0, loop.create_future()
+    waiting: asyncio.Task[None] | None = None
 
     def answered(client: _Client, status: int) -> None:
         nonlocal num_active
@@ -154,7 +155,8 @@ async def _closed_loop(
         if client.start >= begin:
             statuses[status] += 1
             latencies.append(now - client.start)
-        if now < begin + seconds and client.is_open:
+        is_measured = now < begin + seconds or (waiting is not None and not waiting.done())
+        if is_measured and client.is_open:
             send(client)
             return
         num_active -= 1
@@ -169,7 +171,6 @@ async def _closed_loop(
 
     clients = await _connected(port, num_clients, answered)
     num_active = len(clients)
-    waiting = None
     if at_half is not None:
         waiting = asyncio.create_task(_later(warm_up_seconds + seconds / 2, at_half))
     for client in clients:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
+import urllib.request
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
+
+import psutil
 
 from tfaccel.errors import ServeError
 from tfaccel.processes.child import Child
@@ -54,3 +58,17 @@ class ServedModel:
 
     def __exit__(self, *error: object) -> None:
         self._child.end(grace_seconds=_STOP_SECONDS)
+
+    def get(self, path: str = "") -> Any:
+        """The JSON that the server answers for a path of the model, such as "/metadata"; its versions without one."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/v1/models/{self.name}{path}") as answer:
+            return json.load(answer)
+
+    def versions(self) -> list[int]:
+        """The versions that it serves."""
+        states = self.get()["model_version_status"]
+        return [int(state["version"]) for state in states if state["state"] == "AVAILABLE"]
+
+    def resident_bytes(self) -> int:
+        """The resident memory of its process."""
+        return int(psutil.Process(self._child.process.pid).memory_info().rss)

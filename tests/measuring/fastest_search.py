@@ -18,7 +18,7 @@ class Printed(SearchProgress):
         print(candidate.axis, flush=True)
 
 options = json.loads(sys.argv[4])
-limits = {"limit_seconds": float(sys.argv[2]), "budget_seconds": float(sys.argv[3])}
+limits = {"limit_seconds": float(sys.argv[2]), "budget_seconds": json.loads(sys.argv[3])}
 if "hardware" in options:  # fields that differ from this machine's
     options["hardware"] = dataclasses.replace(tfaccel.detect_hardware(), **options["hardware"])
 measure = MeasureOptions(**limits, **options.pop("measure", {}))
@@ -35,7 +35,7 @@ def finder(run_python, cache):
     """A function that searches for the fastest plan of a case: the report, or the error's type and message."""
 
     def find(case, *, limit_seconds=60, budget_seconds=300, env=None, **options):
-        arguments = (case, limit_seconds, budget_seconds, json.dumps(options))
+        arguments = (case, limit_seconds, json.dumps(budget_seconds), json.dumps(options))
         environment = {"TFACCEL_CACHE": str(cache), **(env or {})}
         child = run_python(PROGRAM, *arguments, cwd=HERE, env=environment, fresh=True)
         found = json.loads(child.stdout.splitlines()[-1])

@@ -4,14 +4,19 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from fastest_search import finder
 
 from tfaccel.errors import PlanError
+from tfaccel.hardware.detect import detect_hardware
 from tfaccel.measuring.duel import departure
 from tfaccel.measuring.report import Candidate, MeasureOptions, Report
+from tfaccel.planning.moves import SMALL_GAIN
 from tfaccel.planning.plan import Plan
+from tfaccel.planning.plan_cache import keep_plan
+from tfaccel.planning.workload import Workload
 from tfaccel.training.run.performance import TimedWindow
 
 
@@ -196,6 +201,21 @@ def test_a_slow_model_tries_both_moves_at_once(find):
     assert report.plan.onednn and report.plan.fused_kernels
     assert report.gains["oneDNN and kernels"] > 1.5
     assert dict(report.plan.reasons)["fused_kernels"].startswith("Measured on this machine: oneDNN and kernels, ")
+
+
+@pytest.mark.slow
+def test_a_search_takes_its_time_where_what_others_taught_does_not_hold(find, tmp_path, monkeypatch):
+    monkeypatch.setenv("TFACCEL_CACHE", str(tmp_path))
+    hardware = {"cpu_features": ("AVX2",)}
+    plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=8, onednn=True, fused_kernels=True)
+    other = Workload("other", object, dict, lambda *args, **kwargs: None, global_batch_size=8)
+    candidates = (Candidate(plan=plan, axis="oneDNN and kernels", speedup=4.0),)
+    taught = Report(workload="other", candidates=candidates, chosen=0, seconds=1.0, hardware={}, versions={})
+    keep_plan(replace(detect_hardware(), **hardware), other, {}, plan, speedup=4.0, report=taught.to_json())
+    report = find("workload", budget_seconds=None, hardware=hardware, measure={"for_new_process": True})
+    both = report.candidates[1]
+    assert (report.num_lessons, both.axis) == (1, "oneDNN and kernels")
+    assert report.budget_seconds == (20 if both.speedup >= SMALL_GAIN else 30)
 
 
 @pytest.mark.slow

@@ -43,15 +43,15 @@ def test_a_plan_is_expected_to_take_as_long_as_others_in_its_environment():
     assert limits.why_not(onednn, MEASURED) == ""
     assert limits.why_not(onednn, MEASURED, is_new=True) == "The time was spent (budget_seconds=30)."
     limits.times.note(onednn, 12.0)
-    assert limits.times.expected(replace(onednn, fused_kernels=True)) == 12.0 + 2.5
-    assert limits.times.expected(replace(PLAN, fused_kernels=True)) == 25.0 + 2.5
-    assert limits.times.expected(replace(PLAN, accumulation_steps=2)) == 50.0 + 2.5
+    assert limits.times.expected(replace(onednn, fused_kernels=True)) == 12.0 + 1.5
+    assert limits.times.expected(replace(PLAN, fused_kernels=True)) == 25.0 + 1.5
+    assert limits.times.expected(replace(PLAN, accumulation_steps=2)) == 50.0 + 1.5
     limits.times.note(replace(PLAN, accumulation_steps=2), 30.0)
-    assert limits.times.expected(replace(PLAN, accumulation_steps=2, inter_op_threads=1)) == 30.0 + 2.5
+    assert limits.times.expected(replace(PLAN, accumulation_steps=2, inter_op_threads=1)) == 30.0 + 1.5
 
 
 def test_time_for_two_plans():
-    limits = limits_after(10.0, budget_seconds=27)
+    limits = limits_after(10.0, budget_seconds=25)
     assert limits.allows_two(OTHER, duel_seconds=0.5)
     assert not limits.allows_two(OTHER, duel_seconds=1.5)
     assert not limits.allows_two(replace(PLAN, jit_compile=True), duel_seconds=0.5)

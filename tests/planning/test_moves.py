@@ -1,11 +1,13 @@
 """The moves from a plan that are worth measuring, and those that a machine or the user rules out."""
 
+from dataclasses import replace
+
 import pytest
 
 from tfaccel.errors import PlanError
 from tfaccel.hardware.hardware import Device, Hardware
 from tfaccel.planning.candidates import default_plan
-from tfaccel.planning.moves import moves
+from tfaccel.planning.moves import Move, moves, tried_after_loss, tried_again
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 
@@ -32,9 +34,10 @@ def test_bfloat16_in_small_steps_is_measured_last():
     def place_of_precision(step_operations):
         machine = Hardware(cpu_features=("AVX512_BF16",))
         found = [move.axis for move in moves(machine, DIGITS, {}, step_operations=step_operations)]
-        return found.index("precision") / (len(found) - 1)
+        return found.index("precision") - found.index("kernels"), found[-1]
 
-    assert [place_of_precision(number) for number in (None, 10**6, 10**6 - 1)] == [0.0, 0.0, 1.0]
+    assert [place_of_precision(number)[0] for number in (None, 10**6)] == [1, 1]
+    assert place_of_precision(10**6 - 1)[1] == "precision"
 
 
 @pytest.mark.parametrize("number", [4, 8])
@@ -145,3 +148,23 @@ def test_attention_in_one_kernel_and_xla_can_both_be_left_out_on_a_gpu():
     assert not default_plan(GPU, DIGITS, dtype_policy="float32").fused_kernels
     with pytest.raises(PlanError, match="or on GPUs"):
         Plan(strategy="none", devices=("CPU:0",), global_batch_size=8, jit_compile=True, fused_kernels=True)
+
+
+def test_kernels_are_tried_in_float32_where_precision_gained_little():
+    first = Plan(strategy="none", devices=("CPU:0",), global_batch_size=32)
+    (kernels,) = tried_after_loss(Move("kernels", (("fused_kernels", True),)), {"precision": 1.04}, first)
+    rounded = replace(first, dtype_policy="mixed_bfloat16")
+    assert kernels.applied_to(rounded) == replace(first, fused_kernels=True)
+    assert tried_after_loss(kernels, {"precision": 1.5}, first) == []
+    assert tried_after_loss(kernels, {}, first) == []
+    together = replace(rounded, fused_kernels=True)
+    again = tried_again("precision and kernels", [], {"precision and kernels": 1.1}, first)
+    assert [move.applied_to(together) for move in again] == [replace(first, fused_kernels=True), rounded]
+    assert tried_again("precision and kernels", [], {"precision and kernels": 1.7}, first) == []
+
+
+def test_each_of_two_moves_is_tried_alone_after_both_lost():
+    first = Plan(strategy="none", devices=("CPU:0",), global_batch_size=32)
+    both = Move("precision and kernels", (("dtype_policy", "mixed_bfloat16"), ("fused_kernels", True)))
+    alone = [move.applied_to(first) for move in tried_after_loss(both, {}, first)]
+    assert alone == [replace(first, fused_kernels=True), replace(first, dtype_policy="mixed_bfloat16")]

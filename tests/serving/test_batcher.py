@@ -24,8 +24,8 @@ class Model:
             raise ValueError("poisoned")
         return [work.arrays["x"] * 2 for work in works]
 
-    def work(self, client, num_rows=1, key="same"):
-        return Work(self.run, key, {"x": np.full(num_rows, 1.0)}, num_rows, client)
+    def work(self, client, num_rows=1, key="same", **settings):
+        return Work(self.run, key, {"x": np.full(num_rows, 1.0)}, num_rows, client, **settings)
 
 
 @pytest.fixture
@@ -133,3 +133,60 @@ def test_closing_finishes_what_waits(model, make_batcher):
     with pytest.raises(RequestError, match="The server is stopping") as caught:
         batcher.submit(model.work("late"))
     assert caught.value.status == 503
+
+
+def gated_model():
+    """A model whose runs wait for a gate, and a way to wait until so many have begun."""
+    model = Model()
+    model.gate, begun = threading.Event(), []
+    run = model.run
+
+    def noted(works):
+        begun.append([work.client for work in works])
+        return run(works)
+
+    model.run = noted
+    return model, begun
+
+
+def test_full_batch_runs_beside_another_and_others_wait_for_it(make_batcher):
+    model, begun = gated_model()
+    batcher, results = make_batcher(wait_seconds=0.0)
+    for client in ("first", "second", "third"):
+        batcher.submit(model.work(client, 4, is_exclusive=False))
+    batcher.submit(model.work("small", 1, is_exclusive=False))
+    wait_for(lambda: len(begun) == 2)
+    time.sleep(0.05)
+    assert (begun, batcher.num_waiting) == ([["first"], ["second"]], 2)
+    model.gate.set()
+    wait_for(lambda: len(results) == 4)
+    assert sorted(begun[2:]) == [["small"], ["third"]]
+
+
+def test_nothing_runs_beside_an_exclusive_batch(make_batcher):
+    model, begun = gated_model()
+    batcher, results = make_batcher(wait_seconds=0.0)
+    batcher.submit(model.work("shared", 4, is_exclusive=False))
+    wait_for(lambda: len(begun) == 1)
+    batcher.submit(model.work("exclusive", 4))
+    batcher.submit(model.work("later", 4, is_exclusive=False))
+    time.sleep(0.05)
+    assert begun == [["shared"]]
+    model.gate.set()
+    wait_for(lambda: len(results) == 3)
+    assert begun == [["shared"], ["exclusive"], ["later"]]
+
+
+def test_few_rows_do_not_wait_behind_full_batches_that_come_later(make_batcher):
+    model, begun = gated_model()
+    batcher, results = make_batcher(wait_seconds=0.01)
+    batcher.submit(model.work("running", 4, is_exclusive=False))
+    wait_for(lambda: len(begun) == 1)
+    batcher.submit(model.work("small", 1, key="other", is_exclusive=False))
+    time.sleep(0.05)
+    for client in ("full", "fuller"):
+        batcher.submit(model.work(client, 4, is_exclusive=False))
+    model.gate.set()
+    wait_for(lambda: len(results) == 4)
+    assert begun.index(["small"]) < begun.index(["fuller"])
+    assert begun[1] == ["small"]

@@ -27,7 +27,17 @@ from tfaccel.measuring.report import (
 )
 from tfaccel.measuring.search_limits import SearchLimits, SearchMemory, compiles_long
 from tfaccel.planning.candidates import default_plan
-from tfaccel.planning.moves import MEASURED, Move, at_once, get_fields, moves, tried_again
+from tfaccel.planning.moves import (
+    MEASURED,
+    SMALL_GAIN,
+    Move,
+    at_once,
+    axes_of,
+    get_fields,
+    moves,
+    tried_after_loss,
+    tried_again,
+)
 from tfaccel.planning.own_model import RebuiltModel
 from tfaccel.planning.plan import Plan, plan_field_names
 from tfaccel.planning.plan_environment import installed_allocators
@@ -163,12 +173,16 @@ class PlanSearch:
             before, best = best, self._better(best, challenger) or best
             loading = challenger.start_seconds if challenger else 0.0
             self._limits.times.note(plan, time.monotonic() - began - loading)
+            gains = self._gains.by_axis(best.candidate.plan)
+            if len(axes_of(move.axis)) > 1 and gains.get(move.axis, 1.0) < SMALL_GAIN:
+                self._limits.is_taught = False  # this model is unlike those before
+                waiting = self._moves()
             if best is before:
                 lost.append(move)
+                waiting = tried_after_loss(move, gains, first) + waiting
                 if self._can_recompute(plan):
                     waiting.insert(0, Move("rematerialization", (*move.changes, ("rematerialization", True))))
             else:
-                gains = self._gains.by_axis(best.candidate.plan)
                 waiting = tried_again(move.axis, lost, gains, first) + waiting
         else:
             self._stopped_because = skipped or NO_MOVE_LEFT
@@ -232,7 +246,8 @@ class PlanSearch:
             tune_batch=self._options.tune_batch,
             step_operations=self._step_operations,
         )
-        return self._lessons.ordered([one for one in found if one.axis not in self._left_out])
+        found = [one for one in found if one.axis not in self._left_out]
+        return self._lessons.ordered(found) if self._limits.is_taught else found
 
     def _can_recompute(self, plan: Plan) -> bool:
         return "rematerialization" not in self._fixed and self._memory.would_fit_recomputed(plan)

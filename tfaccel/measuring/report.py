@@ -75,7 +75,8 @@ class MeasureOptions:
 
     Args:
         budget_seconds: start no further plan that would not end within this time; None for 30 seconds, or 20 where
-            earlier searches on this machine have shown which moves pay, and more where a single plan takes so long.
+            earlier searches on this machine have shown which moves pay, as long as they pay here; more where a single
+            plan takes so long.
         max_candidates: number of plans to measure at most.
         limit_seconds: time limit for one plan to build its model, or to run one window.
         seed: determines weights and data.

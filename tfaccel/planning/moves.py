@@ -18,7 +18,7 @@ MEASURED = "Measured on this machine"  # how the reason of a measured choice beg
 
 # In the order in which they are tried: those with the largest gains first; rematerialization where memory ran out.
 _ORDER = (
-    *("precision", "oneDNN", "kernels", "threads", "XLA", "batch", "devices", "Grappler", "input", "communication"),
+    *("oneDNN", "kernels", "precision", "threads", "XLA", "batch", "devices", "Grappler", "input", "communication"),
     *("GPU threads", "allocator", "clustering", "micro-batches", "steps", "rematerialization"),
 )
 AXES: Mapping[str, tuple[str, ...]] = {
@@ -36,7 +36,7 @@ _ON_BY_DEFAULT = {"AVX512_VNNI", "AVX512_BF16", "AVX_VNNI", "AMX_TILE", "AMX_INT
 _AND = " and "
 # A gain on one axis may change what another is worth.
 _COUPLED = {"precision": "XLA", "XLA": "precision", "threads": "Grappler", "kernels": "oneDNN"}
-_SMALL_GAIN = 1.2  # after which the reverse is worth a try
+SMALL_GAIN = 1.2  # after which the reverse is worth a try
 _SAFE = ("precision", "oneDNN", "kernels")  # axes that seldom lose
 _SMALL_STEP = 1_000_000  # operations: one of half as many ran 0.84 times as fast in mixed_bfloat16
 
@@ -106,6 +106,8 @@ def at_once(plan: Plan, first_two: Sequence[Move]) -> tuple[Move, Plan] | None:
 def tried_again(axis: str, lost: Sequence[Move], gains: Mapping[str, float], first: Plan) -> list[Move]:
     """Moves to try again after a gain, along the coupled axis: those that lost, and the reverse of a small gain.
 
+    After a small gain of two moves at once, each is tried without the other.
+
     Args:
         axis: of the move that won.
         lost: the moves that lost before.
@@ -118,12 +120,37 @@ def tried_again(axis: str, lost: Sequence[Move], gains: Mapping[str, float], fir
         [Move(axis='oneDNN', changes=(('onednn', True),))]
         >>> tried_again("kernels", [], {"oneDNN": 1.1}, first), tried_again("kernels", [], {"oneDNN": 1.6}, first)
         ([Move(axis='oneDNN', changes=(('onednn', None),))], [])
+        >>> [move.axis for move in tried_again("kernels and precision", [], {"kernels and precision": 1.1}, first)]
+        ['precision', 'kernels']
     """
     coupled = _COUPLED.get(axis, "")
     again = [one for one in lost if one.axis == coupled]
-    if gains.get(coupled, _SMALL_GAIN) < _SMALL_GAIN:
-        again.append(Move(coupled, tuple((name, getattr(first, name)) for name in get_fields(coupled))))
+    small, undone = (axis, axes_of(axis)) if _AND in axis else (coupled, [coupled])
+    if gains.get(small, SMALL_GAIN) < SMALL_GAIN:
+        again += [_undo(one, first) for one in sorted(undone, key=lambda one: one != "precision")]
     return again
+
+
+def tried_after_loss(lost: Move, gains: Mapping[str, float], first: Plan) -> list[Move]:
+    """Moves to try after one that lost: each of two at once; and kernels without a precision that gained little.
+
+    Kernels come first, and in float32, where those of recurrent layers pay.
+
+    Example:
+        >>> first = Plan(strategy="none", devices=("CPU:0",), global_batch_size=32)
+        >>> [dict(move.changes) for move in tried_after_loss(_FUSED, {"precision": 1.04}, first)]
+        [{'jit_compile': False, 'fused_kernels': True, 'dtype_policy': 'float32'}]
+    """
+    if _AND in lost.axis:
+        parts = sorted(axes_of(lost.axis), key=lambda one: one == "precision")
+        return [Move(one, tuple(change for change in lost.changes if change[0] in AXES[one])) for one in parts]
+    if lost.axis != "kernels" or gains.get("precision", SMALL_GAIN) >= SMALL_GAIN:
+        return []
+    return [Move(lost.axis, (*lost.changes, *_undo("precision", first).changes))]
+
+
+def _undo(axis: str, first: Plan) -> Move:
+    return Move(axis, tuple((name, getattr(first, name)) for name in get_fields(axis)))
 
 
 _FUSED = Move("kernels", (("jit_compile", False), ("fused_kernels", True)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +31,7 @@ logger = logging.getLogger("tfaccel")
 
 Arrays = dict[str, np.ndarray]
 _PREDICT = "tensorflow/serving/predict"
+_RETRY_SECONDS = "1"  # the `Retry-After` sent to clients if the queue is full
 Specs = Mapping[str, tf.TensorSpec]
 
 
@@ -44,6 +45,7 @@ class Work:
         arrays: by name; those that share a batch are concatenated along the first axis.
         num_rows: their length along it.
         client: the receiver of the answer.
+        is_exclusive: whether nothing else may run meanwhile.
     """
 
     run: Callable[[Sequence[Work]], Sequence[Any]]
@@ -51,18 +53,21 @@ class Work:
     arrays: Arrays
     num_rows: int
     client: Any
+    is_exclusive: bool = True
     arrival: float = field(default_factory=time.monotonic)
 
 
 class Batcher:
-    """A queue with a thread that runs the model on batches of requests.
+    """A queue with two threads that run the model on batches of requests, of which the earliest due comes first.
+
+    A batch is due when it is full, or its oldest request has waited long enough. Beside a running batch, only full ones
+    start, on cores that it leaves idle; others can still grow.
 
     Args:
         max_batch_size: maximum number of rows in a batch; a larger request is a batch of its own.
         wait_seconds: how long the oldest request waits for others.
         max_queue: maximum number of waiting requests.
-        deliver: called in the thread with the results of a batch: pairs of a client and a result or an exception.
-        retry_seconds: the `Retry-After` sent to clients if the queue is full.
+        deliver: called in a thread with the results of a batch: pairs of a client and a result or an exception.
     """
 
     def __init__(
@@ -72,19 +77,22 @@ class Batcher:
         wait_seconds: float,
         max_queue: int,
         deliver: Callable[[list[tuple[Any, Any]]], None],
-        retry_seconds: int = 1,
     ) -> None:
         self._max_batch_size, self._wait_seconds, self._max_queue = max_batch_size, wait_seconds, max_queue
-        self._deliver, self._retry_seconds = deliver, retry_seconds
-        self._waiting: OrderedDict[Hashable, deque[Work]] = OrderedDict()
+        self._deliver = deliver
+        self._waiting: dict[Hashable, deque[Work]] = {}
+        self._num_rows: Counter[Hashable] = Counter()  # that wait
         self.num_waiting = 0  # requests
+        self._running: list[Work] = []  # the first of each batch
         self._changed = threading.Condition()
         self._closed = False
-        self._thread = threading.Thread(target=self._work, name="tfaccel-batcher", daemon=True)
-        self._thread.start()
+        self._threads = [threading.Thread(target=self._work, name="tfaccel-batcher", daemon=True) for _ in range(2)]
+        for thread in self._threads:
+            thread.start()
 
     def submit(self, work: Work) -> None:
         """Puts a request into the queue."""
+        key = work if work.key is None else work.key
         with self._changed:
             if self._closed:
                 raise RequestError(503, "The server is stopping.")
@@ -92,52 +100,60 @@ class Batcher:
                 raise RequestError(
                     429,
                     f"{self.num_waiting} requests are waiting already. Try again later.",
-                    {"Retry-After": str(self._retry_seconds)},
+                    {"Retry-After": _RETRY_SECONDS},
                 )
-            self._waiting.setdefault(work if work.key is None else work.key, deque()).append(work)
+            works = self._waiting.setdefault(key, deque())
+            works.append(work)
+            self._num_rows[key] += work.num_rows
             self.num_waiting += 1
-            self._changed.notify()
+            if self._is_full(key) or (len(works) == 1 and not self._running):
+                self._changed.notify()
 
     def close(self) -> None:
-        """Finishes the waiting requests, and ends the thread."""
+        """Finishes the waiting requests, and ends the threads."""
         with self._changed:
             self._closed = True
-            self._changed.notify()
-        self._thread.join()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
 
     def _work(self) -> None:
-        while True:
-            batch = self._next_batch()
-            if batch is None:
-                return
+        while (batch := self._next_batch()) is not None:
             try:
                 results = list(batch[0].run(batch))
             except Exception as error:  # Any error of the model is sent to these clients.
                 results = [error] * len(batch)
+            with self._changed:
+                self._running.remove(batch[0])
+                self._changed.notify()
             self._deliver([(work.client, result) for work, result in zip(batch, results, strict=True)])
 
     def _next_batch(self) -> list[Work] | None:
-        """Waits for a batch that is full, or whose oldest request has waited long enough; None at the end."""
+        """Waits for a batch; None at the end."""
         with self._changed:
-            while True:
-                while not self._waiting:
-                    if self._closed:
-                        return None
+            while self._waiting or not self._closed:
+                key, due = min(
+                    ((key, self._due(key)) for key in self._waiting), key=lambda p: p[1], default=(None, 0.0)
+                )
+                seconds = due - time.monotonic()
+                if key is None or (self._running and not self._may_join(key)):
                     self._changed.wait()
-                key = self._full_key()
-                if key is None:
-                    key, oldest = min(((k, works[0].arrival) for k, works in self._waiting.items()), key=lambda p: p[1])
-                    left = oldest + self._wait_seconds - time.monotonic()
-                    if left > 0 and not self._closed and key is not self._waiting[key][0]:
-                        self._changed.wait(left)
-                        continue
-                return self._take(key)
-
-    def _full_key(self) -> Hashable:
-        for key, works in self._waiting.items():
-            if len(works) >= self._max_batch_size or sum(work.num_rows for work in works) >= self._max_batch_size:
-                return key
+                elif seconds > 0:
+                    self._changed.wait(seconds)
+                else:
+                    return self._take(key)
         return None
+
+    def _due(self, key: Hashable) -> float:
+        first = self._waiting[key][0]
+        return first.arrival + (0.0 if self._is_full(key) or first is key or self._closed else self._wait_seconds)
+
+    def _is_full(self, key: Hashable) -> bool:
+        return self._num_rows[key] >= self._max_batch_size
+
+    def _may_join(self, key: Hashable) -> bool:
+        """Whether a batch may start beside what is running."""
+        return self._is_full(key) and not any(work.is_exclusive for work in (self._waiting[key][0], *self._running))
 
     def _take(self, key: Hashable) -> list[Work]:
         """The requests at the head of a queue that fit into one batch."""
@@ -147,9 +163,11 @@ class Batcher:
         while works and num_rows + works[0].num_rows <= self._max_batch_size:
             batch.append(works.popleft())
             num_rows += batch[-1].num_rows
+        self._num_rows[key] -= num_rows
         if not works:
-            del self._waiting[key]
+            del self._waiting[key], self._num_rows[key]
         self.num_waiting -= len(batch)
+        self._running.append(batch[0])
         return batch
 
 
@@ -207,6 +225,7 @@ class Servable:
             for name, signature in self.signatures.items()
         }
         self._alone = {name for name in self.signatures if self._model.writes(name)}
+        self._is_exclusive = bool(self._alone) or self._is_row_by_row
         self._warm_up()
         self._observe = observe
 
@@ -219,7 +238,7 @@ class Servable:
             shapes = tuple((name, array.shape[1:]) for name, array in inputs.arrays.items())
             key = (self, signature_name, shapes)
         run = self._runner(signature_name, is_batched=is_by_rows, place=inputs.place)
-        return Work(run, key, inputs.arrays, inputs.num_rows or 1, client)
+        return Work(run, key, inputs.arrays, inputs.num_rows or 1, client, is_exclusive=self._is_exclusive)
 
     def signature(self, name: str) -> dict[str, InputSpec]:
         """The inputs of a signature."""
