@@ -15,7 +15,7 @@ BUDGET = {
     "extras.data_service": 600,
     "extras.estimates": 1_700,
     "extras.inspection": 1_350,
-    "extras.serving": 3_370,
+    "extras.serving": 3_390,
     "extras.tpu": 1_600,
     "hardware": 2_250,
     "html_report": 2_450,

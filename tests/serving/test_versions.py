@@ -1,9 +1,11 @@
 """Versions come when they are whole, stay while what is newer is broken, and go when their folders are gone."""
 
+import gc
 import logging
 import shutil
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -185,3 +187,26 @@ def wait_for(condition):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+class Cyclic:
+    """Holds itself, as a graph does."""
+
+    def __init__(self):
+        self.itself = self
+
+
+def test_what_is_no_longer_served_is_freed_at_the_next_poll(folder):
+    write_version(folder / "1")
+    versions = Versions("pets", folder, lambda folder, version: Cyclic(), policy=VersionPolicy(latest=1))
+    gc.disable()
+    try:
+        versions.load_all()
+        first = weakref.ref(versions.get(None))
+        write_version(folder / "2")
+        look(versions, 2)
+        assert (served(versions), first() is None) == ({2: "AVAILABLE"}, False)
+        look(versions, 1)
+        assert first() is None
+    finally:
+        gc.enable()

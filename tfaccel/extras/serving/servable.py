@@ -118,15 +118,22 @@ class Batcher:
             thread.join()
 
     def _work(self) -> None:
-        while (batch := self._next_batch()) is not None:
-            try:
-                results = list(batch[0].run(batch))
-            except Exception as error:  # Any error of the model is sent to these clients.
-                results = [error] * len(batch)
-            with self._changed:
-                self._running.remove(batch[0])
-                self._changed.notify()
-            self._deliver([(work.client, result) for work, result in zip(batch, results, strict=True)])
+        while self._run_next():  # a thread that waits holds no batch, nor its version
+            pass
+
+    def _run_next(self) -> bool:
+        """Runs one batch; False at the end."""
+        batch = self._next_batch()
+        if batch is None:
+            return False
+        try:
+            results = list(batch[0].run(batch))
+        except Exception as error:  # Any error of the model is sent to these clients.
+            results = [error] * len(batch)
+        self._deliver([(work.client, result) for work, result in zip(batch, results, strict=True)])
+        with self._changed:
+            self._running.remove(batch[0])
+        return True
 
     def _next_batch(self) -> list[Work] | None:
         """Waits for a batch; None at the end."""
@@ -141,7 +148,11 @@ class Batcher:
                 elif seconds > 0:
                     self._changed.wait(seconds)
                 else:
-                    return self._take(key)
+                    batch = self._take(key)
+                    if any(map(self._may_join, self._waiting)):
+                        self._changed.notify()
+                    return batch
+            self._changed.notify_all()
         return None
 
     def _due(self, key: Hashable) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
 import threading
@@ -61,6 +62,7 @@ class Versions:
         self._seen: dict[int, Hashable] = {}  # the folders' contents at the last poll
         self._tried: dict[int, Hashable] = {}  # their contents when loading was last tried
         self._fault = ""  # of the folder of versions
+        self._let_some_go = False  # since the last poll
         self._is_loaded = False
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -167,6 +169,9 @@ class Versions:
 
         With `wait_for_rest`, a folder is loaded once nothing in it has changed since the last poll.
         """
+        if self._let_some_go:  # their graphs hold themselves, and requests in progress held them until now
+            self._let_some_go = False
+            gc.collect()
         folders = self._folders()
         marks = {version: _mark(folder) for version, folder in folders.items()}
         whole = [
@@ -223,6 +228,7 @@ class Versions:
         self._states = {number: state for number, state in self._states.items() if number != version}
         self._tried.pop(version, None)
         if was_served:
+            self._let_some_go = True
             logger.info("Version %d of %s is no longer served", version, self.name)
 
     def _no_version(self) -> str:
