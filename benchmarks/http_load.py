@@ -213,6 +213,8 @@ async def _open_loop(port: int, requests: Sequence[bytes], per_second: float, nu
         delay = begin + moment - time.perf_counter()
         if delay > 0:
             await asyncio.sleep(delay)
+        while free and not free[-1].is_open:  # a server ends connections that have been idle for long
+            free.pop()
         if free:
             send(free.pop(), begin + moment)
         else:
