@@ -20,19 +20,21 @@ class Load:
     """The results of a load test, as seen by the clients.
 
     Attributes:
-        seconds: the time from the first request to the last response.
-        latencies: the latency of each answered request, in seconds.
-        statuses: HTTP status -> requests; 0 for those whose connection was lost.
+        seconds: length of the measurement.
+        num_in_time: the requests that were answered with status 200 in it.
+        latencies: the latency of each request that was answered in it or after it, in seconds.
+        statuses: HTTP status -> those requests; 0 for those whose connection was lost.
     """
 
     seconds: float
+    num_in_time: int
     latencies: tuple[float, ...]
     statuses: dict[int, int]
 
     @property
     def per_second(self) -> float:
-        """Requests with status 200 per second."""
-        return self.statuses.get(200, 0) / self.seconds
+        """Answers with status 200 per second."""
+        return self.num_in_time / self.seconds
 
     @property
     def num_failed(self) -> int:
@@ -68,7 +70,7 @@ def closed_loop(
         requests: sent in turn.
         num_clients: number of concurrent clients.
         seconds: length of the measurement, in which requests are started.
-        warm_up_seconds: length of the warm-up before it, which is not counted.
+        warm_up_seconds: length of the warm-up before it, whose answers are not counted.
         at_half: called halfway through, in a thread; the clients go on until it returns.
     """
     return asyncio.run(_closed_loop(port, requests, num_clients, (warm_up_seconds, seconds), at_half))
@@ -146,22 +148,23 @@ async def _closed_loop(
     loop, statuses, latencies = asyncio.get_running_loop(), Counter[int](), []
     warm_up_seconds, seconds = spans
     begin = time.perf_counter() + warm_up_seconds
-    number, num_active, done = 0, 0, loop.create_future()
+    number, num_active, num_in_time, done = 0, 0, 0, loop.create_future()
     waiting: asyncio.Task[None] | None = None
 
     def answered(client: _Client, status: int) -> None:
-        nonlocal num_active
+        nonlocal num_active, num_in_time
         now = time.perf_counter()
-        if client.start >= begin:
+        if now >= begin:
             statuses[status] += 1
             latencies.append(now - client.start)
+            num_in_time += status == 200 and now < begin + seconds
         is_measured = now < begin + seconds or (waiting is not None and not waiting.done())
         if is_measured and client.is_open:
             send(client)
             return
         num_active -= 1
         if num_active == 0 and not done.done():
-            done.set_result(now)
+            done.set_result(None)
 
     def send(client: _Client) -> None:
         nonlocal number
@@ -175,12 +178,12 @@ async def _closed_loop(
         waiting = asyncio.create_task(_later(warm_up_seconds + seconds / 2, at_half))
     for client in clients:
         send(client)
-    end = await done
+    await done
     if waiting is not None:
         await waiting
     for client in clients:
         client.close()
-    return Load(end - begin, tuple(latencies), dict(statuses))
+    return Load(seconds, num_in_time, tuple(latencies), dict(statuses))
 
 
 async def _open_loop(port: int, requests: Sequence[bytes], per_second: float, num_clients: int, seconds: float) -> Load:
@@ -222,7 +225,7 @@ async def _open_loop(port: int, requests: Sequence[bytes], per_second: float, nu
     await done
     for client in clients:
         client.close()
-    return Load(time.perf_counter() - begin, tuple(latencies), dict(statuses))
+    return Load(time.perf_counter() - begin, statuses[200], tuple(latencies), dict(statuses))
 
 
 async def _connected(port: int, num_clients: int, answered: Callable[[_Client, int], None]) -> list[_Client]:

@@ -23,27 +23,27 @@ TPE and Bayesian; each repetition uses one seed and takes three minutes; needs t
 image recipe in int8 and with 80 % sparsity: size, accuracy and latency compared with float32, two minutes; and the
 fraction of int8's accuracy loss on a network with uneven channels that QAT recovers, half a minute per repetition),
 `serve` (throughput with and without batching, and as a share of the model's own rate; latency at half of the maximum
-load; a one-minute soak with a hot reload; and memory over a hundred reloads; 25 minutes), `memory` (the estimate of `tfaccel estimate-memory` and the measured peak, on models of five
-families; half a minute per repetition of each), `scaling` (predicted step times of two workers beside measured ones,
-each worker on one core, a minute and a half per repetition; and predicted efficiencies beside published ones),
-`settings` (each recipe's settings and neighboring ones, on held-out training data, never on test data; hours for all
-recipes), `choice` (for seven kinds of models: the plan that `tfaccel find-fastest` chooses, the best plan of a full
-sweep of the same space, and `Model.fit` with its defaults, in turn, and what choosing costs; and the input pipeline for
-JPEG images; about seven minutes per kind of model), `peers` (the chosen plan, native PyTorch, and Keras on JAX, in
-turn; about six minutes per kind of model; needs `pip install torch==2.13.0` and `pip install jax==0.10.2`, and leaves
-out what is not installed), `speedrun` (how long Fashion-MNIST takes to 92, 93 and 94 % on its test images, from stock
-Keras change by change, and in PyTorch; ten hours on two cores; each repetition uses one seed), `workers` (two workers
-of one core against one worker of one core and of two, and against two logical replicas; how long workers take from
-launch to the first step; and, if Ray is installed, speed and start under Ray; twenty-five minutes), `faults` (each row
-of the matrix of faults: how soon it is noticed, and whether the run ends bit-equal to one that was not disturbed; and
-the goodput of a ten-minute job; an hour and a half), `checkpoints` (how long a save blocks training, what regular
-checkpoints cost, and how long it takes to get back into an epoch; three minutes per repetition), `optimizer_state`
-(weights, bytes of slots, and memory and step time of two workers, with sharded slots and replicated ones; five minutes,
-and two per repetition), `stages` (pipeline stages on logical CPUs: weights, memory and placement of four kinds of
-models, and the time of an epoch; six minutes), `tables` (from a file to arrays to train on, with tfaccel and with
-pandas and scikit-learn; half a minute; needs pandas), `proof` (what comparing the first step with one device's adds to
-the first call; six minutes per repetition) and `compilation` (the first call with XLA, with its compiled programs on
-disk and without; a minute per repetition).
+load; a one-minute soak with a hot reload; and memory over a hundred reloads; 25 minutes), `memory` (the estimate of
+`tfaccel estimate-memory` and the measured peak, on models of five families; half a minute per repetition of each),
+`scaling` (predicted step times of two workers beside measured ones, each worker on one core, a minute and a half per
+repetition; and predicted efficiencies beside published ones), `settings` (each recipe's settings and neighboring ones,
+on held-out training data, never on test data; hours for all recipes), `choice` (for seven kinds of models: the plan
+that `tfaccel find-fastest` chooses, the best plan of a full sweep of the same space, and `Model.fit` with its defaults,
+in turn, and what choosing costs; and the input pipeline for JPEG images; about seven minutes per kind of model),
+`peers` (the chosen plan, native PyTorch, and Keras on JAX, in turn; about six minutes per kind of model; needs `pip
+install torch==2.13.0` and `pip install jax==0.10.2`, and leaves out what is not installed), `speedrun` (how long
+Fashion-MNIST takes to 92, 93 and 94 % on its test images, from stock Keras change by change, and in PyTorch; ten hours
+on two cores; each repetition uses one seed), `workers` (two workers of one core against one worker of one core and of
+two, and against two logical replicas; how long workers take from launch to the first step; and, if Ray is installed,
+speed and start under Ray; twenty-five minutes), `faults` (each row of the matrix of faults: how soon it is noticed, and
+whether the run ends bit-equal to one that was not disturbed; and the goodput of a ten-minute job; an hour and a half),
+`checkpoints` (how long a save blocks training, what regular checkpoints cost, and how long it takes to get back into an
+epoch; three minutes per repetition), `optimizer_state` (weights, bytes of slots, and memory and step time of two
+workers, with sharded slots and replicated ones; five minutes, and two per repetition), `stages` (pipeline stages on
+logical CPUs: weights, memory and placement of four kinds of models, and the time of an epoch; six minutes), `tables`
+(from a file to arrays to train on, with tfaccel and with pandas and scikit-learn; half a minute; needs pandas), `proof`
+(what comparing the first step with one device's adds to the first call; six minutes per repetition) and `compilation`
+(the first call with XLA, with its compiled programs on disk and without; a minute per repetition).
 `gpu` is for machines with a GPU: see `tfaccel benchmark gpu --help`.
 `settings`, `choice`, `peers` and `speedrun` write `--out` as they go, and a later call continues it.
 Run nothing else during measurements. Exit status 1 if a bound is missed.

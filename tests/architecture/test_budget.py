@@ -22,7 +22,7 @@ BUDGET = {
     "keras_file": 350,
     "launching": 1_100,
     "layers": 50,
-    "measuring": 4_250,
+    "measuring": 4_260,
     "models": 1_750,
     "ops": 50,
     "planning": 5_350,

@@ -1,8 +1,12 @@
 """The server's benchmark measures real servers; figures of windows this short mean nothing, but no request may fail."""
 
+import xml.etree.ElementTree as ElementTree
+
 import pytest
 
+from tfaccel.benchmarks.serve_reloads import measure_reloads, picture
 from tfaccel.benchmarks.serve_suite import SERVE_FIGURES, run_serve_suite
+from tfaccel.benchmarks.served_files import exported
 from tfaccel.benchmarks.served_model import ServedModel
 from tfaccel.benchmarks.suite_options import SuiteOptions
 from tfaccel.errors import ServeError, TfaccelError
@@ -21,6 +25,25 @@ def test_server_that_does_not_start_says_why(tmp_path):
         ServedModel(tmp_path / "nowhere"),
     ):
         pass
+
+
+def test_picture_shows_the_memory_of_each_model():
+    drawn = ElementTree.fromstring(picture({"digits": [100, 102, 102], "resnet50": [200, 230, 236]}))
+    assert drawn.attrib["aria-label"] == (
+        "Memory after 2 reloads, relative to that before: digits 102%, resnet50 118%."
+    )
+    lines = [one for one in drawn.iter() if one.tag.endswith("polyline")]
+    assert [len(one.attrib["points"].split()) for one in lines] == [3, 3]
+
+
+@pytest.mark.slow
+def test_memory_is_read_before_and_after_each_reload(tmp_path):
+    model = exported("image_classification", tmp_path / "digits", lambda line: None)
+    options = SuiteOptions(repetitions=1, scale=0.03, progress=lambda line: None)
+    figures, raw = measure_reloads("digits", model, options)
+    assert len(raw["resident_bytes"]) == 4
+    failed = next(figure for figure in figures if figure.quantity.startswith("failed requests of"))
+    assert (failed.met, sorted(path.name for path in model.iterdir())) == (True, ["input.json", "saved_model"])
 
 
 @pytest.mark.slow
