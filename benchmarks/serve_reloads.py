@@ -8,7 +8,6 @@ draws what `tfaccel benchmark serve` wrote.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import statistics
 import sys
@@ -19,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from tfaccel.benchmarks.figure import Figure
-from tfaccel.benchmarks.http_load import closed_loop, post
-from tfaccel.benchmarks.served_files import bodies
+from tfaccel.benchmarks.http_load import closed_loop
+from tfaccel.benchmarks.served_files import add_version, predict_requests
 from tfaccel.benchmarks.served_model import ServedModel
 from tfaccel.benchmarks.suite_options import SuiteOptions
 from tfaccel.benchmarks.svg import svg
@@ -55,15 +54,15 @@ def measure_reloads(name: str, model: Path, options: SuiteOptions) -> tuple[list
     num_reloads = max(2, round(NUM_RELOADS * min(1.0, options.scale)))
     versions = model / "reloads"
     versions.mkdir()
-    _add_version(model, versions, 1)
+    add_version(model, versions, 1)
     resident: list[int] = []
     with ServedModel(versions, f"--poll_seconds={_POLL_SECONDS}", "--max_versions=1") as server:
-        requests = [post(f"/v1/models/{server.name}:predict", body) for body in bodies(model)]
+        requests = predict_requests(model, server)
 
         def reload() -> None:
             resident.append(server.resident_bytes())
             for number in range(2, num_reloads + 2):
-                _add_version(model, versions, number)
+                add_version(model, versions, number)
                 _wait(server, number)
                 shutil.rmtree(versions / str(number - 1))
                 resident.append(server.resident_bytes())
@@ -77,11 +76,15 @@ def measure_reloads(name: str, model: Path, options: SuiteOptions) -> tuple[list
     figures = [
         Figure(
             name=name,
-            quantity=f"resident memory after {num_reloads} reloads / after the first one",
-            values=(last / first,),
+            quantity=f"resident memory after {num_reloads} reloads / before",
+            values=(last / before,),
             at_most=MAX_GROWTH,
         ),
-        Figure(name=name, quantity=f"resident memory after {num_reloads} reloads / before", values=(last / before,)),
+        Figure(
+            name=name,
+            quantity=f"resident memory after {num_reloads} reloads / after the first one",
+            values=(last / first,),
+        ),
         Figure(name=name, quantity="resident MB before", values=(before / 1e6,)),
         Figure(
             name=name,
@@ -91,13 +94,6 @@ def measure_reloads(name: str, model: Path, options: SuiteOptions) -> tuple[list
         ),
     ]
     return figures, {"resident_bytes": resident}
-
-
-def _add_version(model: Path, versions: Path, number: int) -> None:
-    """Deploys the model once more, as a version whose files are links."""
-    unfinished = model / f"version-{number}"
-    shutil.copytree(model / "saved_model" / "1", unfinished, copy_function=os.link)
-    os.replace(unfinished, versions / str(number))
 
 
 def _wait(server: ServedModel, number: int) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -13,16 +11,16 @@ from typing import Any
 import numpy as np
 
 from tfaccel.benchmarks.figure import Figure
-from tfaccel.benchmarks.http_load import closed_loop, open_loop, post
+from tfaccel.benchmarks.http_load import closed_loop, open_loop
 from tfaccel.benchmarks.report import Report
 from tfaccel.benchmarks.serve_reloads import measure_reloads
-from tfaccel.benchmarks.served_files import LARGE, RECIPES, bodies, exported, row_shape
+from tfaccel.benchmarks.served_files import LARGE, RECIPES, add_version, exported, predict_requests, row_shape
 from tfaccel.benchmarks.served_model import ServedModel
 from tfaccel.benchmarks.suite_options import SuiteOptions
 from tfaccel.errors import ServeError
 
 NUM_CLIENTS = 32
-MIN_GAIN = 2.0  # throughput with batching / without, where two requests run at once
+MIN_GAIN = 3.0  # throughput with batching / without
 BATCH_SIZE = 32  # rows of a full batch
 LOADS = ((1, 1), (1, 8), (1, 64), (32, 1), (32, 8), (32, 64))  # rows of a request, clients
 MIN_SHARE = 0.9  # rows per second of full batches from several clients / of the model itself
@@ -67,7 +65,7 @@ def _throughput(name: str, model: Path, options: SuiteOptions) -> list[Figure]:
     rates: dict[str, list[float]] = {"with": [], "without": []}
     batched, alone = ServedModel(model / "saved_model"), ServedModel(model / "saved_model", "--max_batch_size=1")
     with batched, alone:
-        requests = _requests(model, batched)
+        requests = predict_requests(model, batched)
         for repetition in range(options.repetitions):
             for way, server in (("with", batched), ("without", alone)):
                 options.progress(f"{name}: {way} batching, {repetition + 1} of {options.repetitions}")
@@ -115,7 +113,9 @@ def _shares_of_the_model(name: str, model: Path, server: ServedModel, options: S
     The model is called with as many rows as the clients have under way, and at most with a full batch.
     """
     own_rate = _own_rate(model)
-    requests = {num_rows: _requests(model, server, num_rows=num_rows) for num_rows, _ in LOADS}
+    requests = {
+        num_rows: predict_requests(model, server, num_rows=num_rows) for num_rows in {rows for rows, _ in LOADS}
+    }
     served: dict[tuple[int, int], list[float]] = {load: [] for load in LOADS}
     alone: dict[tuple[int, int], list[float]] = {load: [] for load in LOADS}
     seconds, warm_up_seconds = SHARE_SECONDS * options.scale, WARM_UP_SECONDS * options.scale
@@ -179,16 +179,15 @@ def _soak(name: str, model: Path, options: SuiteOptions) -> list[Figure]:
     """Clients that never pause, while a new version is deployed halfway through."""
     versions = model / "soak"
     versions.mkdir()
-    shutil.copytree(model / "saved_model" / "1", versions / "1")
-    shutil.copytree(model / "saved_model" / "1", model / "next")
+    add_version(model, versions, 1)
 
     def next_version() -> None:
-        os.replace(model / "next", versions / "2")
+        add_version(model, versions, 2)
 
     seconds = SOAK_SECONDS * options.scale
     options.progress(f"{name}: {seconds:.0f} s")
     with ServedModel(versions, "--poll_seconds=0.5") as server:
-        requests = _requests(model, server)
+        requests = predict_requests(model, server)
         load = closed_loop(server.port, requests, num_clients=NUM_SOAK_CLIENTS, seconds=seconds, at_half=next_version)
         answers = _num_versions(server, at_least=2)
     return [
@@ -210,10 +209,6 @@ def _num_versions(server: ServedModel, *, at_least: int) -> int:
     while (found := len(server.versions())) < at_least and time.monotonic() < deadline:
         time.sleep(0.2)
     return found
-
-
-def _requests(model: Path, server: ServedModel, *, num_rows: int = 1) -> list[bytes]:
-    return [post(f"/v1/models/{server.name}:predict", body) for body in bodies(model, num_rows=num_rows)]
 
 
 def _check(num_failed: int, name: str) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+from tfaccel.benchmarks.http_load import post
 from tfaccel.benchmarks.served_model import ServedModel
 from tfaccel.errors import ServeError
 from tfaccel.processes.child import ProcessError, run_program
@@ -60,13 +63,21 @@ def row_shape(model: Path) -> list[int]:
     return shape
 
 
-def bodies(model: Path, *, num_rows: int = 1) -> list[bytes]:
-    """Bodies of requests in row format."""
+def predict_requests(model: Path, server: ServedModel, *, num_rows: int = 1) -> list[bytes]:
+    """Requests in row format for an exported model that a server serves."""
     rng = np.random.default_rng(0)
     shape = (num_rows, *row_shape(model))
     count = max(4, min(_NUM_BODIES, _MAX_BYTES // (8 * int(np.prod(shape)))))
     values = rng.integers(0, 256, (count, *shape))  # pixels, or token ids of common words
-    return [json.dumps({"instances": rows.tolist()}, separators=(",", ":")).encode() for rows in values]
+    bodies = [json.dumps({"instances": rows.tolist()}, separators=(",", ":")).encode() for rows in values]
+    return [post(f"/v1/models/{server.name}:predict", body) for body in bodies]
+
+
+def add_version(model: Path, versions: Path, number: int) -> None:
+    """Deploys an exported model to a folder of versions, at once; its files are links."""
+    unfinished = model / f"version-{number}"
+    shutil.copytree(model / "saved_model" / "1", unfinished, copy_function=os.link)
+    os.replace(unfinished, versions / str(number))
 
 
 def _run(*arguments: str) -> None:

@@ -23,7 +23,7 @@ TPE and Bayesian; each repetition uses one seed and takes three minutes; needs t
 image recipe in int8 and with 80 % sparsity: size, accuracy and latency compared with float32, two minutes; and the
 fraction of int8's accuracy loss on a network with uneven channels that QAT recovers, half a minute per repetition),
 `serve` (throughput with and without batching, and as a share of the model's own rate; latency at half of the maximum
-load; a one-minute soak with a hot reload; and memory over a hundred reloads; 25 minutes), `memory` (the estimate of
+load; a one-minute soak with a hot reload; and memory over a hundred reloads; half an hour), `memory` (the estimate of
 `tfaccel estimate-memory` and the measured peak, on models of five families; half a minute per repetition of each),
 `scaling` (predicted step times of two workers beside measured ones, each worker on one core, a minute and a half per
 repetition; and predicted efficiencies beside published ones), `settings` (each recipe's settings and neighboring ones,

@@ -147,10 +147,8 @@ class PlanSearch:
     def _move_from(self, best: CandidateChild) -> None:
         """Tries one move after the other, and goes on from the better plan."""
         first = best.candidate.plan
-        waiting = self._moves()
-        if best.share_of_waiting > _MOSTLY_WAITING:
-            waiting.sort(key=lambda move: move.axis != "input")
-        waiting = [*self._at_once(best, waiting[:2]), *waiting]
+        waiting = self._moves(best.share_of_waiting)
+        waiting[:0] = self._at_once(best, waiting[:2])
         lost: list[Move] = []
         skipped = ""
         while waiting:
@@ -174,9 +172,9 @@ class PlanSearch:
             loading = challenger.start_seconds if challenger else 0.0
             self._limits.times.note(plan, time.monotonic() - began - loading)
             gains = self._gains.by_axis(best.candidate.plan)
-            if len(axes_of(move.axis)) > 1 and gains.get(move.axis, 1.0) < SMALL_GAIN:
+            if self._limits.is_taught and len(axes_of(move.axis)) > 1 and gains.get(move.axis, 1.0) < SMALL_GAIN:
                 self._limits.is_taught = False  # this model is unlike those before
-                waiting = self._moves()
+                waiting = self._moves(best.share_of_waiting)
             if best is before:
                 lost.append(move)
                 waiting = tried_after_loss(move, gains, first) + waiting
@@ -237,7 +235,8 @@ class PlanSearch:
             return [move]
         return [] if self._limits.allows_two(plan, duel_seconds=seconds, is_new=is_new) else [move]
 
-    def _moves(self) -> list[Move]:
+    def _moves(self, share_of_waiting: float = 0.0) -> list[Move]:
+        """The moves in the order in which they are tried: those of the input first, if steps mostly wait."""
         found = moves(
             self._hardware,
             self._workload,
@@ -247,7 +246,8 @@ class PlanSearch:
             step_operations=self._step_operations,
         )
         found = [one for one in found if one.axis not in self._left_out]
-        return self._lessons.ordered(found) if self._limits.is_taught else found
+        found = self._lessons.ordered(found) if self._limits.is_taught else found
+        return sorted(found, key=lambda move: move.axis != "input") if share_of_waiting > _MOSTLY_WAITING else found
 
     def _can_recompute(self, plan: Plan) -> bool:
         return "rematerialization" not in self._fixed and self._memory.would_fit_recomputed(plan)
