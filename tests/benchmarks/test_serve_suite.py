@@ -48,6 +48,7 @@ def test_memory_is_read_before_and_after_each_reload(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("logical_devices")
 def test_no_request_fails_while_a_version_comes():
     lines = []
     options = SuiteOptions(repetitions=1, scale=0.1, progress=lines.append)

@@ -204,6 +204,7 @@ def test_a_slow_model_tries_both_moves_at_once(find):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("logical_devices")
 def test_a_search_takes_its_time_where_what_others_taught_does_not_hold(find, tmp_path, monkeypatch):
     monkeypatch.setenv("TFACCEL_CACHE", str(tmp_path))
     hardware = {"cpu_features": ("AVX2",)}
