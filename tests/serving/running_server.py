@@ -18,7 +18,7 @@ ROW = np.arange(64.0).reshape(8, 8, 1).tolist()
 PREDICT = f"/v1/models/{NAME}:predict"
 
 
-def build(folder, *, bias):
+def build(folder, *, bias, slow_steps=40):
     """A SavedModel whose logits are the mean of the pixels and two numbers; its signature `slow` takes its time."""
     import keras
     import tensorflow as tf
@@ -39,7 +39,7 @@ def build(folder, *, bias):
 
     def slow(pixels):
         big = tf.random.uniform((900, 900)) * 1e-3
-        for _ in range(40):
+        for _ in range(slow_steps):
             big = tf.linalg.matmul(big, big) * 1e-3
         return {"logits": inner(pixels=pixels)["logits"] + 0.0 * tf.reduce_sum(big)}
 
@@ -95,6 +95,7 @@ class Server:
             self.process.communicate(timeout=60)
         finally:
             self.process.kill()
+            self.process.communicate()  # another test would be blamed for what is left open
         return self.process.returncode
 
 

@@ -4,6 +4,7 @@ import asyncio
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -20,6 +21,7 @@ from tfaccel.extras.serving.options import ServeOptions
 from tfaccel.extras.serving.server import App, serve
 
 BODY = json.dumps({"instances": [ROW]}).encode()
+NUM_WAITING = re.compile(rb'queue_requests\{model="images"\} (\d+)')
 SLOW = {"signature_name": "slow", "instances": [ROW]}
 
 
@@ -93,6 +95,21 @@ def test_requests_that_were_sent_whole_are_answered_however_large_they_are(versi
     for thread in threads:
         thread.join()
     assert (server.end(), answers) == (0, [b"HTTP/1.1 200"] * 48)
+
+
+def test_what_takes_longer_than_stopping_may_is_forgotten(tmp_path, logical_devices):
+    build(tmp_path / "1", bias=0.0, slow_steps=600)
+    server = Server(tmp_path, "--stop_seconds=1")
+    body = json.dumps(SLOW).encode()
+    clients = [socket.create_connection(("127.0.0.1", server.port), timeout=30) for _ in range(4)]
+    for number, client in enumerate(clients):
+        client.sendall(head(len(body)) + body)
+        if number == 0:
+            wait_for(lambda: NUM_WAITING.search(server.ask("GET", "/metrics")[2])[1] == b"0")
+    wait_for(lambda: NUM_WAITING.search(server.ask("GET", "/metrics")[2])[1] == b"3")
+    assert server.end() == 0
+    for client in clients:
+        client.close()
 
 
 @pytest.fixture

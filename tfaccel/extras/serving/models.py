@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -58,10 +59,10 @@ class ModelApi:
         metrics.watch("queue_requests", versions.name, lambda: self._batcher.num_waiting)
         metrics.watch("versions", versions.name, lambda: len(versions.available))
 
-    def close(self) -> None:
-        """Answers the waiting requests, and ends the threads."""
+    def close(self, *, is_answered: bool = True) -> None:
+        """Answers the waiting requests, unless `is_answered` is false, and ends the threads."""
         self.versions.stop()
-        self._batcher.close()
+        self._batcher.close(is_answered=is_answered)
 
     async def counted(self, method: str, answer: Awaitable[Answered]) -> Answered:
         """The answer to a request, counted in the metrics.
@@ -137,7 +138,8 @@ class ModelApi:
     def _deliver(self, results: list[tuple[Any, Any]]) -> None:
         """Passes the results of a batch from the batcher's thread to the event loop."""
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(_set_results, results)
+            with suppress(RuntimeError):  # The loop has ended: `stop_seconds` have passed, or clients have gone.
+                self._loop.call_soon_threadsafe(_set_results, results)
 
     def _metadata(self, servable: Servable) -> Answer:
         signatures = {name: describe(signature) for name, signature in servable.signatures.items()}
@@ -321,12 +323,12 @@ class Models:
         return all(api.versions.is_ready for api in self.apis.values())
 
     def close(self) -> None:
-        """Answers the waiting requests, and ends all threads."""
+        """Ends all threads, once the event loop has ended: requests that still wait are forgotten."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join()
         for api in self.apis.values():
-            api.close()
+            api.close(is_answered=False)
 
     def _api(self, config: ModelConfig) -> ModelApi:
         options, observe = self._options, self._metrics.batches(config.name)

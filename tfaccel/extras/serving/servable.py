@@ -109,10 +109,12 @@ class Batcher:
             if self._is_full(key) or (len(works) == 1 and not self._running):
                 self._changed.notify()
 
-    def close(self) -> None:
-        """Finishes the waiting requests, and ends the threads."""
+    def close(self, *, is_answered: bool = True) -> None:
+        """Finishes the waiting requests, or forgets them if nobody can be answered any more; then ends the threads."""
         with self._changed:
             self._closed = True
+            if not is_answered:
+                self._waiting.clear()
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
@@ -130,9 +132,9 @@ class Batcher:
             results = list(batch[0].run(batch))
         except Exception as error:  # Any error of the model is sent to these clients.
             results = [error] * len(batch)
-        self._deliver([(work.client, result) for work, result in zip(batch, results, strict=True)])
         with self._changed:
             self._running.remove(batch[0])
+        self._deliver([(work.client, result) for work, result in zip(batch, results, strict=True)])
         return True
 
     def _next_batch(self) -> list[Work] | None:
