@@ -18,7 +18,7 @@ import numpy as np
 from absl import flags
 
 from tfaccel.benchmarks.suite_options import SuiteOptions
-from tfaccel.benchmarks.svg import svg
+from tfaccel.benchmarks.svg import grid_line, svg
 from tfaccel.files import write_json, write_text
 from tfaccel.processes.child import run_program
 
@@ -92,9 +92,8 @@ def picture(losses: Mapping[str, Sequence[float]]) -> str:
     parts = [f'<text class="title" x="{_LEFT}" y="24">Training loss, the same model and data</text>']
     ticks = [tick for tick in (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0) if tick <= highest]
     for tick in ticks:
-        left, y = place(0, tick).split(",")
-        parts.append(f'<line class="axis" x1="{left}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>')
-        parts.append(f'<text class="small" x="{_LEFT - 8}" y="{float(y) + 4:.1f}" text-anchor="end">{tick:g}</text>')
+        y = _TOP + height * (1 - tick / highest)
+        parts += grid_line(f"{tick:g}", left=_LEFT, right=_WIDTH - _RIGHT, y=y)
     for epoch in range(1, _EPOCHS, 2):
         x = place(epoch, 0.0).split(",")[0]
         parts.append(f'<text class="small" x="{x}" y="{_HEIGHT - 22}" text-anchor="middle">epoch {epoch + 1}</text>')

@@ -11,7 +11,6 @@ import json
 import shutil
 import statistics
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -22,15 +21,13 @@ from tfaccel.benchmarks.http_load import closed_loop
 from tfaccel.benchmarks.served_files import add_version, predict_requests
 from tfaccel.benchmarks.served_model import ServedModel
 from tfaccel.benchmarks.suite_options import SuiteOptions
-from tfaccel.benchmarks.svg import svg
-from tfaccel.errors import ServeError
+from tfaccel.benchmarks.svg import grid_line, svg
 from tfaccel.files import write_text
 
 NUM_RELOADS = 100
 MAX_GROWTH = 1.05  # of the resident memory
 _NUM_CLIENTS = 4
 _POLL_SECONDS = 0.1
-_LOAD_SECONDS = 120.0  # time limit of one reload
 _NUM_LAST = 5  # samples at the end whose median counts
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 760, 240, 70, 16, 44, 44
 _COLORS = ("first", "second")
@@ -63,7 +60,7 @@ def measure_reloads(name: str, model: Path, options: SuiteOptions) -> tuple[list
             resident.append(server.resident_bytes())
             for number in range(2, num_reloads + 2):
                 add_version(model, versions, number)
-                _wait(server, number)
+                server.wait_for([number])
                 shutil.rmtree(versions / str(number - 1))
                 resident.append(server.resident_bytes())
                 if number % 10 == 1:
@@ -96,15 +93,6 @@ def measure_reloads(name: str, model: Path, options: SuiteOptions) -> tuple[list
     return figures, {"resident_bytes": resident}
 
 
-def _wait(server: ServedModel, number: int) -> None:
-    """Waits until only this version is served."""
-    deadline = time.monotonic() + _LOAD_SECONDS
-    while (found := server.versions()) != [number]:
-        if time.monotonic() > deadline:
-            raise ServeError(f"Version {number} was not served after {_LOAD_SECONDS:g} s, but {found}.")
-        time.sleep(_POLL_SECONDS)
-
-
 def picture(curves: Mapping[str, Sequence[int]]) -> str:
     """The SVG of resident memory by reload, relative to that before the first one.
 
@@ -119,8 +107,7 @@ def picture(curves: Mapping[str, Sequence[int]]) -> str:
     for tick in (0.0, 0.5, 1.0, 1.5, 2.0):
         if tick <= highest:
             y = _TOP + height * (1 - tick / highest)
-            parts.append(f'<line class="axis" x1="{_LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
-            parts.append(f'<text class="small" x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{tick:.0%}</text>')
+            parts += grid_line(f"{tick:.0%}", left=_LEFT, right=right, y=y)
     for (name, values), color, x in zip(shares.items(), _COLORS, (420, 600), strict=False):
         last = len(values) - 1
         places = [

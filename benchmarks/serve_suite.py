@@ -27,7 +27,6 @@ MIN_SHARE = 0.9  # rows per second of full batches from several clients / of the
 WINDOW_SECONDS, SHARE_SECONDS, WARM_UP_SECONDS = 6.0, 3.0, 1.0
 _LARGE_WINDOWS, _LARGE_WARM_UP = 2, 8  # times as long for the large model, which needs 8 s for 64 full batches
 SOAK_SECONDS, NUM_SOAK_CLIENTS = 60.0, 8
-_VERSION_SECONDS = 30.0  # time limit until the next version is served
 _SOAKED = "image_classification"
 _RELOADED = (_SOAKED, LARGE)
 SERVE_FIGURES = (*RECIPES, LARGE, "soak", "reloads")
@@ -189,7 +188,7 @@ def _soak(name: str, model: Path, options: SuiteOptions) -> list[Figure]:
     with ServedModel(versions, "--poll_seconds=0.5") as server:
         requests = predict_requests(model, server)
         load = closed_loop(server.port, requests, num_clients=NUM_SOAK_CLIENTS, seconds=seconds, at_half=next_version)
-        answers = _num_versions(server, at_least=2)
+        server.wait_for([1, 2])
     return [
         Figure(
             name=name,
@@ -197,18 +196,9 @@ def _soak(name: str, model: Path, options: SuiteOptions) -> list[Figure]:
             values=(float(load.num_failed),),
             at_most=0,
         ),
-        Figure(name=name, quantity="versions that answered at the end", values=(float(answers),), at_least=2),
         Figure(name=name, quantity="p99 in ms", values=(1000 * load.percentile(99),)),
         Figure(name=name, quantity="longest in ms", values=(1000 * max(load.latencies),)),
     ]
-
-
-def _num_versions(server: ServedModel, *, at_least: int) -> int:
-    """The number of served versions; waits for `at_least`, since short runs end before."""
-    deadline = time.monotonic() + _VERSION_SECONDS
-    while (found := len(server.versions())) < at_least and time.monotonic() < deadline:
-        time.sleep(0.2)
-    return found
 
 
 def _check(num_failed: int, name: str) -> None:

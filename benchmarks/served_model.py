@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any, Self
@@ -16,6 +17,7 @@ from tfaccel.processes.child import Child
 
 _READY = re.compile(r"Serving (\S+) .* at http://[^/]*:(\d+)/")
 _STOP_SECONDS = 60.0
+_LOAD_SECONDS, _POLL_SECONDS = 120.0, 0.1
 
 
 class ServedModel:
@@ -65,9 +67,21 @@ class ServedModel:
             return json.load(answer)
 
     def versions(self) -> list[int]:
-        """The versions that it serves."""
+        """The versions that it serves, in ascending order."""
         states = self.get()["model_version_status"]
-        return [int(state["version"]) for state in states if state["state"] == "AVAILABLE"]
+        return sorted(int(state["version"]) for state in states if state["state"] == "AVAILABLE")
+
+    def wait_for(self, versions: list[int]) -> None:
+        """Waits until exactly these versions are served.
+
+        Raises:
+            ServeError: after two minutes.
+        """
+        deadline = time.monotonic() + _LOAD_SECONDS
+        while (found := self.versions()) != versions:
+            if time.monotonic() > deadline:
+                raise ServeError(f"Not served after {_LOAD_SECONDS:g} s: versions {versions}, but {found}.")
+            time.sleep(_POLL_SECONDS)
 
     def resident_bytes(self) -> int:
         """The resident memory of its process."""

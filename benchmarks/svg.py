@@ -34,3 +34,16 @@ text {{ font: 14px system-ui, sans-serif; fill: #24292f }}
 {chr(10).join(parts)}
 </svg>
 """
+
+
+def grid_line(label: str, *, left: int, right: int, y: float) -> list[str]:
+    """The elements of a horizontal line of a chart, of the class "axis", and of its label on the left.
+
+    Example:
+        >>> grid_line("0.5", left=50, right=700, y=20.0)[0]
+        '<line class="axis" x1="50" x2="700" y1="20.0" y2="20.0"/>'
+    """
+    return [
+        f'<line class="axis" x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>',
+        f'<text class="small" x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{label}</text>',
+    ]
