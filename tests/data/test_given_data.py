@@ -21,6 +21,12 @@ def test_arrays_are_counted_and_split_as_by_keras():
     )
 
 
+@pytest.mark.parametrize("weights", [[1.0, 2.0], {"cat": 1.0}, {0: "much"}, {0.5: 1.0}])
+def test_class_weights_are_numbers_by_class(weights):
+    with pytest.raises(DataError, match=r"`class_weight` must be a dict of numbers by the index of a class, such as"):
+        Workload.of(lambda: None, X, Y, class_weight=weights, epochs=1)
+
+
 def test_what_changes_the_batches_changes_the_identity():
     same = GivenArrays(X.copy(), Y).identity
     assert same == GivenArrays(X, Y).identity

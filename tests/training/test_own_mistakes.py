@@ -91,12 +91,31 @@ def test_function_with_other_parameters_is_refused_at_once(changes, message):
             {"compile_args": lambda: {"loss": {"other": "mse"}}},
             r"mine' do not take the batches that train_data returns, which hold x \(None, 3\) float32, y \(None, 1\)",
         ),
+        (
+            {"train_data": lambda size, *, seed, epoch: data().map(lambda x, y: x)},
+            r"which hold x \(None, 3\) float32: A loss or a metric of the model needs targets, and the data have none",
+        ),
+        (
+            {"train_data": lambda size, *, seed, epoch: data().map(lambda x, y: (x, x, y, y))},
+            r"train_data of workload 'mine' must return batches of x, \(x, y\) or .* Received tuples of 4. Several inp",
+        ),
         ({"train_data": lambda size, *, seed, epoch: [1, 2]}, "train_data must return a tf.data.Dataset of batches"),
         ({"train_data": labels_are_missing}, "train_data of workload 'mine' raised FileNotFoundError"),
         ({"validation_data": lambda size: None}, "validation_data must return a tf.data.Dataset of batches. Rec"),
         (
             {"validation_data": lambda size: data((5,))},
             r"validation_data of workload 'mine' returns inputs of shape \(None, 5\), but the model takes \(None, 3\)",
+        ),
+        (
+            {"validation_data": lambda size: data().map(lambda x, y: x)},
+            r"not take the batches that validation_data returns, which hold x \(None, 3\) float32: .* needs targets",
+        ),
+        (
+            {
+                "compile_args": lambda: {"optimizer": "sgd", "loss": "sparse_categorical_crossentropy"},
+                "validation_data": lambda size: data(target=(3,)),
+            },
+            r"not take the batches that validation_data returns, which hold .* y \(None, 3\) float32: Argument",
         ),
         ({"validation_data": labels_are_missing}, "validation_data of workload 'mine' raised FileNotFoundError"),
         ({"callbacks": lambda: None}, "callbacks of workload 'mine' must return a list of Keras callbacks"),
@@ -108,6 +127,16 @@ def test_mistake_is_named_when_training_begins(logical_devices, tmp_path, change
         train(work(**changes), PLAN, run_dir=tmp_path / "run", epochs=1, verbose=0)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_dataset_of_single_examples_is_told_apart(logical_devices, tmp_path):
+    import tensorflow as tf
+
+    singles = tf.data.Dataset.from_tensor_slices((tf.zeros((12, 3)), tf.zeros(12)))
+    with pytest.raises(WorkloadError, match=r"or call `.batch\(32\)`, if the dataset yields single examples"):
+        train(model(compiled=True), singles, run_dir=tmp_path / "run", epochs=1)
+    with pytest.raises(WorkloadError, match=r"validation_data .* must return batches whose .* Call `.batch\("):
+        train(model(compiled=True), data(), validation_data=singles, run_dir=tmp_path / "run", epochs=1)
 
 
 def test_workload_in_the_place_of_the_machine_is_told():

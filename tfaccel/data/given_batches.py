@@ -20,6 +20,7 @@ from tfaccel.data.private_pipelines import (
     specs_of_batches,
 )
 from tfaccel.errors import DataError
+from tfaccel.records import quoted
 
 if TYPE_CHECKING:
     import keras
@@ -290,5 +291,17 @@ def _array(leaf: Any) -> Any:
 
 
 def named_weights(class_weight: Any) -> Any:
-    """The weights of classes as JSON values."""
-    return class_weight and {str(name): float(weight) for name, weight in class_weight.items()}
+    """The weights of classes as JSON values.
+
+    Raises:
+        DataError: if it is no dict of numbers.
+    """
+    try:
+        if not all(int(name) == name for name in class_weight or ()):
+            raise ValueError
+        return class_weight and {str(int(name)): float(weight) for name, weight in class_weight.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise DataError(
+            "`class_weight` must be a dict of numbers by the index of a class, such as {0: 1.0, 1: 5.0}, or None. "
+            f"Received: {quoted(class_weight)}."
+        ) from error

@@ -322,6 +322,6 @@ def get_batch_size(dataset: tf.data.Dataset) -> int | None:
         from tensorflow.python.data.experimental.ops import distribute
 
         size = int(distribute.compute_batch_size(dataset))
-    except (ImportError, AttributeError, TypeError, ValueError, tf.errors.OpError):
-        return None
+    except (ImportError, AttributeError, TypeError, ValueError, IndexError, tf.errors.OpError):
+        return None  # IndexError: its elements are scalars
     return size if size > 0 else None

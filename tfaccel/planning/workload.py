@@ -252,7 +252,10 @@ class Workload:
             )
         size = batch_size or data.batch_size or (32 if data.num_examples else None)
         if size is None:
-            raise WorkloadError("The batch size of the dataset is not known. Pass batch_size.")
+            raise WorkloadError(
+                "The batch size of the dataset is not known. Pass batch_size; or call `.batch(32)`, if the dataset "
+                "yields single examples."
+            )
         options = {f"train_{key}": value for key, value in data.identity.items()}
         options |= {} if held_out is None else {"validation_data": held_out.identity["data"]}
         return cls(

@@ -38,6 +38,7 @@ from tfaccel.training.steps.embeddings import tables_created_on_host
 from tfaccel.training.steps.engine import Engine, EngineOptions, get_engine
 from tfaccel.training.steps.model_parts import get_optimizers, has_own_train_step, stepping_optimizers
 from tfaccel.training.steps.replicas import Replicas
+from tfaccel.training.steps.step_errors import NO_TARGETS, failure_of_one_device, needs_targets
 
 logger = logging.getLogger("tfaccel")
 
@@ -342,6 +343,11 @@ class Session:
         length, num_passes = int(dataset.cardinality()), self.epochs - self.start_epoch + 1  # one for final metrics
         source = IteratorSource(dataset, num_batches=length if length > 0 else None, num_epochs=num_passes)
         check_batches(self.model, source.batch_spec, of)
+        known_batches = self.source.batch_spec
+        if parts_of_rows(source.batch_spec) != parts_of_rows(known_batches) and not self.model.run_eagerly:
+            failure = failure_of_one_device(self.model, Replicas(self.strategy), "test", source.batch_spec)
+            if failure is not None:
+                raise _not_taken("validation_data", self.workload, source.batch_spec, failure) from failure
         return Validation(source)
 
     @property
@@ -376,11 +382,21 @@ def build_for(model: keras.Model, batch_spec: Any, workload: Workload) -> None:
     try:
         private_models.build_model(model, batch_spec)
     except (ValueError, TypeError) as error:
-        text = in_one_line(error)
-        raise WorkloadError(
-            f"The model, loss or metrics of workload {workload.name!r} do not take the batches that train_data "
-            f"returns, which hold {described(batch_spec)}: {text:.600}{hint_of_keras_error(text)}"
-        ) from error
+        raise _not_taken("train_data", workload, batch_spec, error) from error
+
+
+def _not_taken(data: str, workload: Workload, batch_spec: Any, error: Exception) -> WorkloadError:
+    text = in_one_line(error)
+    cause = NO_TARGETS if needs_targets(error) else f"{text:.600}{hint_of_keras_error(text)}"
+    return WorkloadError(
+        f"The model, loss or metrics of workload {workload.name!r} do not take the batches that {data} "
+        f"returns, which hold {described(batch_spec)}: {cause}"
+    )
+
+
+def parts_of_rows(batch_spec: Any) -> Any:
+    """The shape of a row in each part of a batch."""
+    return keras.tree.map_structure(lambda spec: str(spec.shape[1:]), batch_spec)
 
 
 def check_batches(model: keras.Model, batch_spec: Any, of: str) -> None:
@@ -390,6 +406,11 @@ def check_batches(model: keras.Model, batch_spec: Any, of: str) -> None:
         model: the model; the inputs of a subclassed model are unknown before it is called.
         of: the source of the batches, for the message.
     """
+    if isinstance(batch_spec, tuple) and len(batch_spec) > 3:
+        raise WorkloadError(
+            f"{of} must return batches of x, (x, y) or (x, y, sample_weight). Received tuples of {len(batch_spec)}. "
+            "Several inputs are a tuple of their own: ((a, b), y)."
+        )
     shapes = [getattr(spec, "shape", None) for spec in keras.tree.flatten(batch_spec)]
     if any(shape is not None and shape.rank == 0 for shape in shapes):
         raise WorkloadError(

@@ -19,6 +19,7 @@ from tfaccel.errors import DataError, PlanError, TfaccelError, in_one_line
 from tfaccel.training.steps.one_replica import OneReplica
 from tfaccel.training.steps.replicas import Replicas, split_rows
 
+NO_TARGETS = "A loss or a metric of the model needs targets, and the data have none. Pass y, or batches of (x, y)."
 _IF_SHORT_OF_MEMORY = (
     "If memory is short: use a smaller batch size, `gradient_accumulation_steps` in the optimizer to keep the number "
     "of examples per update, mixed precision, `keras.remat`, or more devices. `tfaccel.train` splits batches by itself."
@@ -59,12 +60,14 @@ def _note_own_rows(error: Exception, num_replicas: int) -> None:
         error.add_note(f"Each of the {num_replicas} replicas sees only its own rows of a batch.")
 
 
+def needs_targets(error: Exception) -> bool:
+    """Whether TensorFlow says that a loss or a metric got None for its targets."""
+    return isinstance(error, ValueError) and str(error).strip() == "None values not supported."
+
+
 def _raise_no_targets(error: Exception) -> None:
-    """Raises DataError for what TensorFlow says of a loss or a metric that gets None for its targets."""
-    if isinstance(error, ValueError) and str(error).strip() == "None values not supported.":
-        raise DataError(
-            "A loss or a metric of the model needs targets, and the data have none. Pass y, or batches of (x, y)."
-        ) from error
+    if needs_targets(error):
+        raise DataError(NO_TARGETS) from error
 
 
 def _raise_waits_in_branch(error: Exception, num_replicas: int) -> None:
