@@ -37,8 +37,8 @@ def picture(raw: Mapping[str, Mapping[str, Any]], *, title: str = _TITLE) -> str
         title: the line above.
     """
     found = []
-    for name, results in raw.items():
-        runs = results[max(results, key=int)]
+    for name in (name for name in ROWS if name in raw):
+        runs = raw[name][max(raw[name], key=int)]
         found.append((name, *(statistics.mean(run[key] for run in runs) for key in ("seconds", "accuracy"))))
     longest = max(seconds for _, seconds, _ in found)
     height = _TOP + _ROW_HEIGHT * len(found) + _BOTTOM

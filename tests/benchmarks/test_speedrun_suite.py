@@ -1,19 +1,21 @@
 """The speedrun: what its rows learn, how it goes on where it stopped, its figures."""
 
 import json
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from tfaccel.benchmarks import speedrun_suite
-from tfaccel.benchmarks.speedrun_picture import picture
+from tfaccel.benchmarks.speedrun_picture import main, picture
 from tfaccel.benchmarks.speedrun_program import Images, accuracy
 from tfaccel.benchmarks.speedrun_rows import FASTEST, ROWS, STOCK, TORCH
 from tfaccel.benchmarks.speedrun_suite import TARGET, run_speedrun_suite, speedrun_figures
 from tfaccel.benchmarks.suite_options import SuiteOptions
 from tfaccel.errors import TfaccelError
 
+ROOT = Path(__file__).parents[2]
 OPTIONS = SuiteOptions(repetitions=2, progress=lambda text: None)
 
 
@@ -191,3 +193,8 @@ def test_a_row_says_what_it_changes():
     assert {ROWS[name].recipe.batch_size for name in TORCH} == {ROWS[FASTEST].recipe.batch_size}
     assert all(ROWS[name].recipe == ROWS[FASTEST].recipe for name in TORCH)
     assert all(ROWS[name].epochs[TARGET] == ROWS[FASTEST].epochs[TARGET] for name in TORCH)
+
+
+def test_picture_of_the_readme_shows_the_kept_report(tmp_path):
+    assert main([str(ROOT / "benchmarks/speedrun.json"), str(tmp_path / "drawn.svg")]) == 0
+    assert (ROOT / "docs/pictures/speedrun.svg").read_text() == (tmp_path / "drawn.svg").read_text()

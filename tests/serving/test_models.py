@@ -1,8 +1,10 @@
 """Several models from one configuration file, which may change while they are served."""
 
+import gc
 import json
 import re
 import shutil
+import weakref
 
 import pytest
 from running_server import build, wait_for
@@ -93,11 +95,16 @@ def test_models_come_and_go_with_the_file(tmp_path, logical_devices, caplog):
         file.write_text("broken")
         wait_for(lambda: "is no list of models" in caplog.text)
         assert set(models.apis) == {"one", "two"}
+        gone = weakref.ref(one.get(3))
+        one = None
+        gc.disable()
         file.write_text("model_config_list { config { name: 'two' base_path: 'two' } }")
         wait_for(lambda: set(models.apis) == {"two"})
+        wait_for(lambda: gone() is None)
         gauges = re.compile('^tfaccel_versions{model="one"', re.MULTILINE)
         wait_for(lambda: not gauges.search(metrics.text().decode()))  # it ends what it was asked before
         shutil.rmtree(tmp_path / "one")
         assert models.is_ready
     finally:
+        gc.enable()
         models.close()

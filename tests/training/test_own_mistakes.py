@@ -99,6 +99,10 @@ def test_function_with_other_parameters_is_refused_at_once(changes, message):
             {"train_data": lambda size, *, seed, epoch: data().map(lambda x, y: (x, x, y, y))},
             r"train_data of workload 'mine' must return batches of x, \(x, y\) or .* Received tuples of 4. Several inp",
         ),
+        (
+            {"train_data": lambda size, *, seed, epoch: data().map(lambda x, y: ({"width": x}, y))},
+            r"train_data of workload 'mine' returns a dictionary of \['width'\], but the model's inputs are named",
+        ),
         ({"train_data": lambda size, *, seed, epoch: [1, 2]}, "train_data must return a tf.data.Dataset of batches"),
         ({"train_data": labels_are_missing}, "train_data of workload 'mine' raised FileNotFoundError"),
         ({"validation_data": lambda size: None}, "validation_data must return a tf.data.Dataset of batches. Rec"),

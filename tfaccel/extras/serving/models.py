@@ -6,6 +6,7 @@ Source: https://www.tensorflow.org/tfx/serving/api_rest
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
 import time
@@ -357,6 +358,7 @@ class Models:
             known = found
             try:
                 self.configure(read_model_configs(file))
+                gc.collect()  # the graphs of dropped models hold themselves
                 logger.info("%s was reloaded", file)
             except ServeError as error:  # The current models stay.
                 logger.warning("%s", error)

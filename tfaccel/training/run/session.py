@@ -25,6 +25,7 @@ from tfaccel.planning.own_model import RebuiltModel
 from tfaccel.planning.plan import SETTINGS, Plan
 from tfaccel.planning.run_length import LearningRateScaling, compile_arguments, num_optimizer_steps
 from tfaccel.planning.workload import Workload, call_own
+from tfaccel.records import quoted
 from tfaccel.training.epochs import Span, Validation, run_epochs
 from tfaccel.training.evaluate import make_callbacks
 from tfaccel.training.front import refuse_own_methods
@@ -417,8 +418,14 @@ def check_batches(model: keras.Model, batch_spec: Any, of: str) -> None:
             f"{of} must return batches whose components all have a first axis of examples. Received elements of "
             f"{described(batch_spec)}. Call `.batch(global_batch_size)`."
         )
-    given = keras.tree.flatten(keras.utils.unpack_x_y_sample_weight(batch_spec)[0])
-    wanted = keras.tree.flatten(getattr(model, "inputs", None) or [])
+    x = keras.utils.unpack_x_y_sample_weight(batch_spec)[0]
+    given, wanted = keras.tree.flatten(x), keras.tree.flatten(getattr(model, "inputs", None) or [])
+    names = [tensor.name for tensor in wanted]
+    if isinstance(x, dict) and not isinstance(getattr(model, "input", None), dict) and not {*names} <= x.keys():
+        raise WorkloadError(
+            f"{of} returns a dictionary of {quoted([*x])}, but the model's inputs are named {quoted(names)}. Name the "
+            "keys as the inputs, or pass the arrays without a dictionary."
+        )
     if len(given) != len(wanted):
         return  # Keras reports what is missing
     for spec, tensor in zip(given, wanted, strict=True):
