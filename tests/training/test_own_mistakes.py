@@ -143,6 +143,21 @@ def test_dataset_of_single_examples_is_told_apart(logical_devices, tmp_path):
         train(model(compiled=True), data(), validation_data=singles, run_dir=tmp_path / "run", epochs=1)
 
 
+def test_own_step_takes_dictionaries_by_other_names(logical_devices, tmp_path):
+    import keras
+
+    class Named(keras.Model):
+        def train_step(self, data):
+            return super().train_step((data["width"], data["height"]))
+
+    inputs = keras.Input((3,))
+    made = Named(inputs, keras.layers.Dense(1)(inputs))
+    made.compile("sgd", "mse")
+    rows = data().map(lambda x, y: {"width": x, "height": y})
+    result = train(made, rows, batch_size=4, run_dir=tmp_path / "run", epochs=1, verbose=0)
+    assert len(result.history["loss"]) == 1
+
+
 def test_workload_in_the_place_of_the_machine_is_told():
     for arguments in ([work()], [work(), Hardware()], [Hardware()]):
         with pytest.raises(PlanError, match=r"in this order: default_plan\(detect_hardware\(\), workload\). Rec"):

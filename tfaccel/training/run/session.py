@@ -38,11 +38,13 @@ from tfaccel.training.steps.batch_statistics import batch_norm_layers, synchroni
 from tfaccel.training.steps.embeddings import tables_created_on_host
 from tfaccel.training.steps.engine import Engine, EngineOptions, get_engine
 from tfaccel.training.steps.model_parts import get_optimizers, has_own_train_step, stepping_optimizers
+from tfaccel.training.steps.overrides import replaces
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.step_errors import NO_TARGETS, failure_of_one_device, needs_targets
 
 logger = logging.getLogger("tfaccel")
 
+_STEPS = ("__call__", "call", "train_step", "test_step")  # one of one's own may take batches of any structure
 _NUM_SAMPLES = 33  # of a schedule, to find its peak
 _SETTERS = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
 
@@ -344,8 +346,8 @@ class Session:
         length, num_passes = int(dataset.cardinality()), self.epochs - self.start_epoch + 1  # one for final metrics
         source = IteratorSource(dataset, num_batches=length if length > 0 else None, num_epochs=num_passes)
         check_batches(self.model, source.batch_spec, of)
-        known_batches = self.source.batch_spec
-        if parts_of_rows(source.batch_spec) != parts_of_rows(known_batches) and not self.model.run_eagerly:
+        differs = _parts_of_rows(source.batch_spec) != _parts_of_rows(self.source.batch_spec)
+        if differs and self.plan.devices_per_replica == 1 and not self.model.run_eagerly:
             failure = failure_of_one_device(self.model, Replicas(self.strategy), "test", source.batch_spec)
             if failure is not None:
                 raise _not_taken("validation_data", self.workload, source.batch_spec, failure) from failure
@@ -395,9 +397,9 @@ def _not_taken(data: str, workload: Workload, batch_spec: Any, error: Exception)
     )
 
 
-def parts_of_rows(batch_spec: Any) -> Any:
+def _parts_of_rows(batch_spec: Any) -> Any:
     """The shape of a row in each part of a batch."""
-    return keras.tree.map_structure(lambda spec: str(spec.shape[1:]), batch_spec)
+    return keras.tree.map_structure(lambda spec: str(getattr(spec, "shape", "")[1:]), batch_spec)
 
 
 def check_batches(model: keras.Model, batch_spec: Any, of: str) -> None:
@@ -421,7 +423,9 @@ def check_batches(model: keras.Model, batch_spec: Any, of: str) -> None:
     x = keras.utils.unpack_x_y_sample_weight(batch_spec)[0]
     given, wanted = keras.tree.flatten(x), keras.tree.flatten(getattr(model, "inputs", None) or [])
     names = [tensor.name for tensor in wanted]
-    if isinstance(x, dict) and not isinstance(getattr(model, "input", None), dict) and not {*names} <= x.keys():
+    by_name = isinstance(x, dict) and not isinstance(getattr(model, "input", None), dict)
+    kind = next(one for one in type(model).__mro__ if one.__module__.split(".")[0] == "keras")
+    if by_name and not {*names} <= x.keys() and not any(replaces(model, kind, one) for one in _STEPS):
         raise WorkloadError(
             f"{of} returns a dictionary of {quoted([*x])}, but the model's inputs are named {quoted(names)}. Name the "
             "keys as the inputs, or pass the arrays without a dictionary."
