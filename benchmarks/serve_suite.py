@@ -189,6 +189,7 @@ def _soak(name: str, model: Path, options: SuiteOptions) -> list[Figure]:
         requests = predict_requests(model, server)
         load = closed_loop(server.port, requests, num_clients=NUM_SOAK_CLIENTS, seconds=seconds, at_half=next_version)
         server.wait_for([1, 2])
+        num_versions = len(server.versions())
     return [
         Figure(
             name=name,
@@ -196,6 +197,7 @@ def _soak(name: str, model: Path, options: SuiteOptions) -> list[Figure]:
             values=(float(load.num_failed),),
             at_most=0,
         ),
+        Figure(name=name, quantity="versions that answered at the end", values=(float(num_versions),), at_least=2),
         Figure(name=name, quantity="p99 in ms", values=(1000 * load.percentile(99),)),
         Figure(name=name, quantity="longest in ms", values=(1000 * max(load.latencies),)),
     ]

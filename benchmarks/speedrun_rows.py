@@ -56,8 +56,8 @@ class Row:
         change: what is new in it.
         program: `Model.fit`, `tfaccel.fit` or PyTorch.
         recipe: what it learns.
-        epochs: accuracy on the test images, in percent -> the epochs trained to reach it. Only those for 94 % are
-            chosen on held-out training images yet.
+        epochs: accuracy on the test images, in percent -> the epochs trained to reach it. Only those of stock Keras
+            were chosen on held-out training images alone.
         options: of the program.
     """
 

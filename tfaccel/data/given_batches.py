@@ -297,7 +297,7 @@ def named_weights(class_weight: Any) -> Any:
         DataError: if it is no dict of numbers.
     """
     try:
-        if not all(int(name) == name for name in class_weight or ()):
+        if any(int(name) != name for name in class_weight or ()):
             raise ValueError
         return class_weight and {str(int(name)): float(weight) for name, weight in class_weight.items()}
     except (AttributeError, TypeError, ValueError) as error:

@@ -116,9 +116,8 @@ def duel(best: CandidateChild, challenger: CandidateChild, *, deadline: float) -
             break
         if turn >= 1 and (max(ratios) < _CLEARLY_SLOWER or min(ratios) > 1 / _CLEARLY_SLOWER):
             break
-        cannot_win = (
-            sum(ratio <= 1 + MIN_GAIN for ratio in ratios) > _MAX_ROUNDS / 2
-        )  # the median of all rounds stays below
+        num_without_gain = sum(ratio <= 1 + MIN_GAIN for ratio in ratios)
+        cannot_win = num_without_gain > _MAX_ROUNDS / 2  # the median of all rounds stays below
         is_clear = cannot_win or (min(ratios) > 1 + MIN_GAIN and Duel(tuple(ratios)).won)
         if turn + 1 >= _MIN_ROUNDS and is_clear:
             break
