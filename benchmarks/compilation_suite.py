@@ -12,7 +12,7 @@ from tfaccel.benchmarks.figure import Figure
 from tfaccel.benchmarks.gpu.trial import in_new_process
 from tfaccel.benchmarks.report import Report
 from tfaccel.benchmarks.suite_options import SuiteOptions
-from tfaccel.cache_folder import CACHE_VARIABLE
+from tfaccel.files import CACHE_VARIABLE
 from tfaccel.planning.compilation_cache import SWITCH
 
 if TYPE_CHECKING:

@@ -1,18 +1,24 @@
-"""Atomic file writes, under a temporary name, then renamed; and the digest of a file."""
+"""Files that are written whole, by a rename at the end; and the folder of all that is kept between runs."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
+import logging
 import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tfaccel.errors import TfaccelError
+from tfaccel.errors import PlanError, TfaccelError
 from tfaccel.local_path import local_path
+
+logger = logging.getLogger("tfaccel")
+
+CACHE_VARIABLE = "TFACCEL_CACHE"
 
 
 @contextlib.contextmanager
@@ -79,3 +85,24 @@ def finite(value: Any) -> Any:
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return None
     return value
+
+
+def cache_dir() -> Path | None:
+    """The directory of everything that is measured once: `TFACCEL_CACHE`, or else ~/.cache/tfaccel.
+
+    None, with one warning, for a user who has no home directory, as in some containers: nothing is kept then.
+    """
+    try:
+        return local_path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "tfaccel", PlanError)
+    except RuntimeError:  # HOME is not set, and the user's number is in no list of users
+        warn_once(
+            f"There is no home directory (HOME is not set), so nothing that is measured is kept. Set {CACHE_VARIABLE} "
+            "to a directory to write to."
+        )
+        return None
+
+
+@functools.cache
+def warn_once(text: str) -> None:
+    """Logs a warning, unless it was logged before."""
+    logger.warning(text)

@@ -22,9 +22,8 @@ from typing import Any, TypeVar
 
 from filelock import FileLock
 
-from tfaccel.cache_folder import CACHE_VARIABLE, cache_dir
 from tfaccel.errors import TfaccelError, in_one_line
-from tfaccel.files import write_json
+from tfaccel.files import CACHE_VARIABLE, cache_dir, write_json
 from tfaccel.local_path import get_scheme, local_path
 
 logger = logging.getLogger("tfaccel")

@@ -11,7 +11,7 @@ from typing import Any
 from tfaccel.benchmarks.gpu.step import StepRun
 from tfaccel.benchmarks.gpu.tasks import workload
 from tfaccel.benchmarks.gpu.trial import in_new_process
-from tfaccel.cache_folder import CACHE_VARIABLE
+from tfaccel.files import CACHE_VARIABLE
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.plan import Plan
 

@@ -12,7 +12,6 @@ LAYERS = {
     "files": 0,
     "keras_file": 0,
     "local_path": 0,
-    "cache_folder": 0,
     "remote": 0,
     "known_names": 0,
     "argument_types": 0,

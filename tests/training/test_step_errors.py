@@ -122,6 +122,15 @@ def test_a_step_that_several_replicas_cannot_run_is_told_what_to_do(kind, error,
         fit(model, PAIRS[0], PAIRS[0, :, :1], batch_size=4, shuffle=False, verbose=0)
 
 
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_a_class_that_the_output_does_not_have_is_named(num_replicas):
+    with scope_of(num_replicas):
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, activation="softmax")])
+        model.compile("sgd", "sparse_categorical_crossentropy")
+    with pytest.raises(DataError, match=r"Received: class 3, for an output of 3 classes, which are 0 to 2\. Give"):
+        fit(model, PAIRS[0], np.arange(len(PAIRS[0])) % 4, batch_size=4, verbose=0)
+
+
 def test_variables_without_a_gradient_are_named_as_by_keras():
     with scope_of(2):
         inputs = keras.Input((6,))

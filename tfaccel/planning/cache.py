@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tfaccel.cache_folder import CACHE_VARIABLE, cache_dir, warn_once
 from tfaccel.errors import TfaccelError, in_one_line
-from tfaccel.files import write_json
+from tfaccel.files import CACHE_VARIABLE, cache_dir, warn_once, write_json
 from tfaccel.planning.plan import Plan
 
 logger = logging.getLogger("tfaccel")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from tfaccel.cache_folder import warn_once
+from tfaccel.files import warn_once
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.cache import DAMAGES, cache_file, get_digest, keep_in_cache, read_from_cache, today
 from tfaccel.planning.candidates import checked_fields, default_plan

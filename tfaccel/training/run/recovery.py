@@ -59,8 +59,6 @@ from tfaccel.training.run.result import say
 from tfaccel.training.run.run_dir import EXTENDED, NO_METRICS, RunDir
 from tfaccel.training.run.run_options import Run
 from tfaccel.training.run.session import (
-    LaterRates,
-    ScaledRates,
     Session,
     callbacks_of_workload,
     compiled_model,
@@ -79,7 +77,7 @@ from tfaccel.training.run.train_callbacks import (
 from tfaccel.training.run.utilization import Utilization
 from tfaccel.training.run.validation_beside import EpochRepeated, HeldCallbacks, ValidationBeside, device_here
 from tfaccel.training.runtime import Runtime
-from tfaccel.training.schedules import workload_schedule
+from tfaccel.training.schedules import LaterRates, ScaledRates, workload_schedule
 from tfaccel.training.steps.engine import Engine, EngineOptions
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.workers.lost_worker import lost_workers_named, only_chief_writes

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -18,35 +18,29 @@ import tensorflow as tf
 from tfaccel.data.feeds import ResumedPlace
 from tfaccel.data.hub_presets import prepares_data
 from tfaccel.data.sources import IteratorSource
-from tfaccel.errors import WorkloadError, in_one_line
-from tfaccel.known_names import hint_of_keras_error
+from tfaccel.errors import WorkloadError
 from tfaccel.planning.compile_arguments import CompiledByModel
 from tfaccel.planning.own_model import RebuiltModel
 from tfaccel.planning.plan import SETTINGS, Plan
-from tfaccel.planning.run_length import LearningRateScaling, compile_arguments, num_optimizer_steps
+from tfaccel.planning.run_length import compile_arguments, num_optimizer_steps
 from tfaccel.planning.workload import Workload, call_own
-from tfaccel.records import quoted
 from tfaccel.training.epochs import Span, Validation, run_epochs
 from tfaccel.training.evaluate import make_callbacks
 from tfaccel.training.front import refuse_own_methods
-from tfaccel.training.private import private_api, private_models
+from tfaccel.training.private import private_models
 from tfaccel.training.private.private_workers import broadcast_at_once
+from tfaccel.training.run.batch_checks import check_batches, not_taken, parts_of_rows
 from tfaccel.training.run.workload_source import WorkloadSource, with_plan
-from tfaccel.training.schedules import LaterStart, ScaledRate, accumulate
+from tfaccel.training.schedules import LaterRates, ScaledRates, accumulate
 from tfaccel.training.stages.staged_model import built_on_host
 from tfaccel.training.steps.batch_statistics import batch_norm_layers, synchronize_batch_norm
 from tfaccel.training.steps.embeddings import tables_created_on_host
 from tfaccel.training.steps.engine import Engine, EngineOptions, get_engine
-from tfaccel.training.steps.model_parts import get_optimizers, has_own_train_step, stepping_optimizers
-from tfaccel.training.steps.overrides import replaces
+from tfaccel.training.steps.model_parts import get_optimizers, has_own_train_step
 from tfaccel.training.steps.replicas import Replicas
-from tfaccel.training.steps.step_errors import NO_TARGETS, failure_of_one_device, needs_targets
+from tfaccel.training.steps.step_errors import failure_of_one_device
 
 logger = logging.getLogger("tfaccel")
-
-_STEPS = ("__call__", "call", "train_step", "test_step")  # one of one's own may take batches of any structure
-_NUM_SAMPLES = 33  # of a schedule, to find its peak
-_SETTERS = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
 
 
 def compiled_model(
@@ -152,118 +146,6 @@ def engine_options(plan: Plan) -> EngineOptions:
     )
 
 
-class ScaledRates:
-    """Scales learning rates, and remembers from what to what."""
-
-    def __init__(self, scaling: LearningRateScaling, num_steps: int | None) -> None:
-        self._scaling = scaling
-        self._num_steps = num_steps
-        self._warm_up_steps = scaling.warm_up_steps(num_steps)
-        self._done: list[keras.optimizers.Optimizer] = []
-        self._rates: list[ScaledRate] = []  # before and after, for each optimizer
-
-    def scale(self, optimizers: Iterable[Any]) -> None:
-        """Scales those that have not been; call it before the plan makes them accumulate.
-
-        A schedule, and a number with a warm-up, become a `ScaledRate`; a number without one is multiplied, so that
-        callbacks can still change it.
-        """
-        if self._scaling.factor == 1:
-            return
-        for one in [part for optimizer in optimizers for part in stepping_optimizers(optimizer)]:
-            if any(one is known for known in self._done):
-                continue
-            if isinstance(one, keras.optimizers.MultiOptimizer) or private_api.learning_rate_function(one) is not None:
-                raise WorkloadError(
-                    f"The learning rate of {type(one).__name__} cannot be scaled: it is a function, or one of several "
-                    "that are created later. Use a number or a LearningRateSchedule, or leave out "
-                    "learning_rate_scaling (--learning_rate_scaling)."
-                )
-            schedule = private_api.learning_rate_schedule(one)
-            rate = ScaledRate(
-                float(keras.ops.convert_to_numpy(one.learning_rate)) if schedule is None else schedule,
-                factor=self._scaling.factor,
-                warm_up_steps=self._warm_up_steps,
-            )
-            is_number = schedule is None and not self._warm_up_steps
-            one.learning_rate = float(rate(0)) if is_number else rate
-            self._done.append(one)
-            self._rates.append(rate)
-
-    def check_callbacks(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-        """Raises WorkloadError for a callback that sets the rate that the warm-up computes, or that overwrites it."""
-        for callback in callbacks:
-            plateau = isinstance(callback, keras.callbacks.ReduceLROnPlateau)
-            if isinstance(callback, _SETTERS) and self._rates and (self._warm_up_steps or not plateau):
-                remedy = "Set scaling_warm_up=0 (--scaling_warm_up=0)" if plateau else "Scale the rates in it"
-                raise WorkloadError(
-                    f"{type(callback).__name__} sets the learning rate, which learning_rate_scaling scales. {remedy}, "
-                    "or leave out learning_rate_scaling (--learning_rate_scaling)."
-                )
-
-    def log(self) -> None:
-        """Logs from what to what the rate is scaled, and why."""
-        if not self._rates:
-            logger.info(
-                "The learning rate is not scaled: %d is the recommended global batch size.",
-                self._scaling.global_batch_size,
-            )
-            return
-        found = self.to_json()
-        logger.info(
-            "The peak learning rate is scaled from %.4g to %.4g, after %d steps of warm-up (%s).",
-            found["learning_rate"],
-            found["scaled_learning_rate"],
-            self._warm_up_steps,
-            self._scaling.reason,
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """The scaling, and the first optimizer's peak learning rate before and after it."""
-        known: dict[str, Any] = {**self._scaling.to_json(), "factor": self._scaling.factor}
-        if self._rates:
-            last = self._num_steps or 1
-            steps = sorted({round(i * (last - 1) / (_NUM_SAMPLES - 1)) for i in range(_NUM_SAMPLES)})
-            steps = sorted({*steps, min(self._warm_up_steps, last)})
-            before, after = (
-                [float(call(step)) for step in steps] for call in (self._rates[0].unscaled, self._rates[0])
-            )
-            known |= {
-                "warm_up_steps": self._warm_up_steps,
-                "learning_rate": max(before),
-                "scaled_learning_rate": max(after),
-            }
-        return known
-
-
-@dataclass(frozen=True)
-class LaterRates:
-    """Lets learning rate schedules begin after some steps, and scales them.
-
-    Args:
-        num_steps: the optimizer steps before.
-        scaled: None to leave the rates as they are.
-    """
-
-    num_steps: int
-    scaled: ScaledRates | None
-
-    def scale(self, optimizers: Iterable[Any]) -> None:
-        """Moves the schedules of optimizers whose schedules have not been moved."""
-        known = list(optimizers)
-        for one in [part for optimizer in known for part in stepping_optimizers(optimizer)]:
-            if isinstance(one, keras.optimizers.MultiOptimizer) or private_api.learning_rate_function(one) is not None:
-                raise WorkloadError(
-                    f"The learning rate of {type(one).__name__} cannot begin anew: it is a function, or one of several "
-                    'that are created later. Use a LearningRateSchedule, or extend_schedule="stretch".'
-                )
-            schedule = private_api.learning_rate_schedule(one)
-            if schedule is not None and not isinstance(schedule, LaterStart | ScaledRate):
-                one.learning_rate = LaterStart(schedule, self.num_steps)
-        if self.scaled is not None:
-            self.scaled.scale(known)
-
-
 @dataclass(frozen=True, eq=False)
 class Session:
     """A workload's training under a plan. Each part is made when it is first used; `close` releases the data.
@@ -346,11 +228,11 @@ class Session:
         length, num_passes = int(dataset.cardinality()), self.epochs - self.start_epoch + 1  # one for final metrics
         source = IteratorSource(dataset, num_batches=length if length > 0 else None, num_epochs=num_passes)
         check_batches(self.model, source.batch_spec, of)
-        differs = _parts_of_rows(source.batch_spec) != _parts_of_rows(self.source.batch_spec)
+        differs = parts_of_rows(source.batch_spec) != parts_of_rows(self.source.batch_spec)
         if differs and self.plan.devices_per_replica == 1 and not self.model.run_eagerly:
             failure = failure_of_one_device(self.model, Replicas(self.strategy), "test", source.batch_spec)
             if failure is not None:
-                raise _not_taken("validation_data", self.workload, source.batch_spec, failure) from failure
+                raise not_taken("validation_data", self.workload, source.batch_spec, failure) from failure
         return Validation(source)
 
     @property
@@ -385,86 +267,7 @@ def build_for(model: keras.Model, batch_spec: Any, workload: Workload) -> None:
     try:
         private_models.build_model(model, batch_spec)
     except (ValueError, TypeError) as error:
-        raise _not_taken("train_data", workload, batch_spec, error) from error
-
-
-def _not_taken(data: str, workload: Workload, batch_spec: Any, error: Exception) -> WorkloadError:
-    text = in_one_line(error)
-    cause = NO_TARGETS if needs_targets(error) else f"{text:.600}{hint_of_keras_error(text)}"
-    return WorkloadError(
-        f"The model, loss or metrics of workload {workload.name!r} do not take the batches that {data} "
-        f"returns, which hold {described(batch_spec)}: {cause}"
-    )
-
-
-def _parts_of_rows(batch_spec: Any) -> Any:
-    """The shape of a row in each part of a batch."""
-    return keras.tree.map_structure(lambda spec: str(getattr(spec, "shape", "")[1:]), batch_spec)
-
-
-def check_batches(model: keras.Model, batch_spec: Any, of: str) -> None:
-    """Raises WorkloadError for examples that are not batched, or inputs whose shapes the model does not accept.
-
-    Args:
-        model: the model; the inputs of a subclassed model are unknown before it is called.
-        of: the source of the batches, for the message.
-    """
-    if isinstance(batch_spec, tuple) and len(batch_spec) > 3:
-        raise WorkloadError(
-            f"{of} must return batches of x, (x, y) or (x, y, sample_weight). Received tuples of {len(batch_spec)}. "
-            "Several inputs are a tuple of their own: ((a, b), y)."
-        )
-    shapes = [getattr(spec, "shape", None) for spec in keras.tree.flatten(batch_spec)]
-    if any(shape is not None and shape.rank == 0 for shape in shapes):
-        raise WorkloadError(
-            f"{of} must return batches whose components all have a first axis of examples. Received elements of "
-            f"{described(batch_spec)}. Call `.batch(global_batch_size)`."
-        )
-    x = keras.utils.unpack_x_y_sample_weight(batch_spec)[0]
-    given, wanted = keras.tree.flatten(x), keras.tree.flatten(getattr(model, "inputs", None) or [])
-    names = [tensor.name for tensor in wanted]
-    by_name = isinstance(x, dict) and not isinstance(getattr(model, "input", None), dict)
-    kind = next(one for one in type(model).__mro__ if one.__module__.split(".")[0] == "keras")
-    if by_name and not {*names} <= x.keys() and not any(replaces(model, kind, one) for one in _STEPS):
-        raise WorkloadError(
-            f"{of} returns a dictionary of {quoted([*x])}, but the model's inputs are named {quoted(names)}. Name the "
-            "keys as the inputs, or pass the arrays without a dictionary."
-        )
-    if len(given) != len(wanted):
-        return  # Keras reports what is missing
-    for spec, tensor in zip(given, wanted, strict=True):
-        shape = getattr(spec, "shape", None)
-        if shape is None or shape.rank is None or _takes(tensor.shape, tuple(shape)):
-            continue
-        batched = tensor.shape[1:] == tuple(shape) or len(tensor.shape) == shape.rank + 1
-        remedy = "Call `.batch(global_batch_size)`." if batched else "Change the model or the data."
-        raise WorkloadError(
-            f"{of} returns inputs of shape {tuple(shape)}, but the model takes {tuple(tensor.shape)}. {remedy}"
-        )
-
-
-def _takes(wanted: tuple[int | None, ...], given: tuple[int | None, ...]) -> bool:
-    """Whether an input of shape `wanted` accepts shape `given`; Keras adds or drops a last axis of size 1."""
-    wanted, given = wanted[1:], given[1:]
-    if len(given) != len(wanted):
-        longer, shorter = (given, wanted) if len(given) > len(wanted) else (wanted, given)
-        return longer[-1:] in ((1,), (None,)) and _sizes_fit(longer[:-1], shorter)
-    return _sizes_fit(wanted, given)
-
-
-def _sizes_fit(some: tuple[int | None, ...], others: tuple[int | None, ...]) -> bool:
-    return len(some) == len(others) and all(a is None or b is None or a == b for a, b in zip(some, others, strict=True))
-
-
-def described(batch_spec: Any) -> str:
-    """Describes a batch, such as "x (None, 8, 8, 1) float32, y (None, 10) float32"."""
-    parts = keras.utils.unpack_x_y_sample_weight(batch_spec)
-    return ", ".join(
-        f"{name} {tuple(spec.shape) if spec.shape.rank is not None else 'of any shape'} {spec.dtype.name}"
-        for name, part in zip(("x", "y", "sample_weight"), parts, strict=False)
-        for spec in keras.tree.flatten(part)
-        if getattr(spec, "shape", None) is not None
-    )
+        raise not_taken("train_data", workload, batch_spec, error) from error
 
 
 def callbacks_of_workload(workload: Workload) -> list[keras.callbacks.Callback]:

@@ -32,7 +32,7 @@ def clear_errors(num_replicas: int) -> Iterator[None]:
 
     Raises:
         DataError: if there are no targets, the rows of a batch do not belong together, a step takes one of them that a
-            replica does not have, or an id is beyond its embedding table.
+            replica does not have, an id is beyond its embedding table, or a target is not a class of the output.
         PlanError: if a step sums over the replicas where they cannot wait for each other, or Keras's optimizer fails
             on a sparse gradient.
     """
@@ -41,6 +41,7 @@ def clear_errors(num_replicas: int) -> Iterator[None]:
     except tf.errors.InvalidArgumentError as error:
         raise_uneven_rows(error, num_replicas)
         _raise_unknown_id(error, num_replicas)
+        _raise_unknown_class(error)
         raise_missing_row(error, num_replicas)
         _note_own_rows(error, num_replicas)
         raise
@@ -113,6 +114,17 @@ def _raise_unknown_id(error: tf.errors.InvalidArgumentError, num_replicas: int) 
             f"An id must be the number of a row of its embedding table. Received: id {received}, for a table of "
             f"{num_rows} rows, whose ids are 0 to {int(num_rows) - 1}. Use a larger `input_dim`, or map unknown ids to "
             f"one that is kept for them.{of_batch if num_replicas > 1 else ''}"
+        ) from None
+
+
+def _raise_unknown_class(error: tf.errors.InvalidArgumentError) -> None:
+    """Raises DataError if a target is a class that the model's output does not have; else does nothing."""
+    found = re.search(r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)", str(error))
+    if found is not None:
+        raise DataError(
+            f"A target must be the number of a class of the model's output. Received: class {found[1]}, for an output "
+            f"of {found[2]} classes, which are 0 to {int(found[2]) - 1}. Give the last layer more units, or number the "
+            "classes from 0."
         ) from None
 
 
