@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from tfaccel.benchmarks.choice_tasks import Family
 from tfaccel.measuring.candidate_child import TimedChild
 from tfaccel.processes.fork_server import ForkServer
 
-PACKAGES: Mapping[str, str] = {"torch": "torch==2.13.0", "jax": "jax==0.10.2"}
+PACKAGES: Mapping[str, str] = {"torch": "torch==2.14.1", "jax": "jax==0.10.2"}
 _KERAS, _TORCH = "tfaccel.benchmarks.keras_program", "tfaccel.benchmarks.torch_program"
 _LIMIT_SECONDS = 600.0
 
@@ -72,6 +73,11 @@ def how_to_install(package: str) -> str:
     if importlib.util.find_spec(package) is not None:
         return ""
     return f"{package} is not installed: pip install {PACKAGES.get(package, package)}"
+
+
+def peer_versions() -> dict[str, str]:
+    """The versions of the packages compared with, as far as they are installed."""
+    return {name: importlib.metadata.version(name) for name in PACKAGES if not how_to_install(name)}
 
 
 class PeerChild(TimedChild):

@@ -31,7 +31,7 @@ on held-out training data, never on test data; hours for all recipes), `choice` 
 that `tfaccel find-fastest` chooses, the best plan of a full sweep of the same space, and `Model.fit` with its defaults,
 in turn, and what choosing costs; and the input pipeline for JPEG images; about seven minutes per kind of model),
 `peers` (the chosen plan, native PyTorch, and Keras on JAX, in turn; about six minutes per kind of model; needs `pip
-install torch==2.13.0` and `pip install jax==0.10.2`, and leaves out what is not installed), `speedrun` (how long
+install torch==2.14.1` and `pip install jax==0.10.2`, and leaves out what is not installed), `speedrun` (how long
 Fashion-MNIST takes to 92, 93 and 94 % on its test images, from stock Keras change by change, and in PyTorch; ten hours
 on two cores; each repetition uses one seed), `workers` (two workers of one core against one worker of one core and of
 two, and against two logical replicas; how long workers take from launch to the first step; and, if Ray is installed,
@@ -63,6 +63,7 @@ from tfaccel.benchmarks.choice_suite import CHOICE_FIGURES, run_choice_suite
 from tfaccel.benchmarks.compilation_suite import COMPILATION_FIGURES, run_compilation_suite
 from tfaccel.benchmarks.faults_suite import FAULT_FIGURES, run_faults_suite
 from tfaccel.benchmarks.optimizer_state_suite import OPTIMIZER_STATE_FIGURES, run_optimizer_state_suite
+from tfaccel.benchmarks.peer_programs import peer_versions
 from tfaccel.benchmarks.peers_suite import PEERS_FIGURES, run_peers_suite
 from tfaccel.benchmarks.proof_suite import PROOF_FIGURES, run_proof_suite
 from tfaccel.benchmarks.report import Report
@@ -243,8 +244,11 @@ def _measure_in_parts(suite: str, names: list[str], values: flags.FlagValues, op
     """Measures what `--out` does not contain yet, and writes it after each part."""
     path = None if values.out is None else Path(values.out)
     machine = options.machine()
+    if suite != "choice":
+        machine["versions"] |= peer_versions()
     if suite == "speedrun":
         machine["data"] = values.data or FASHION_MNIST
+        del machine["repetitions"]  # further seeds may be added to a report
     done = {} if path is None else read_parts(path, suite, machine)
 
     def save(report: Report) -> None:

@@ -162,7 +162,9 @@ def test_graph_rewrites_are_set_and_undone(run_python):
 def test_second_runtime_in_one_process(found):
     assert found["none"] == "no error"
     assert found["same threads"] == "no error"
-    started = "but TensorFlow has already started in this process and cannot change that. Enter `Runtime(plan)` before"
+    started = (
+        "but TensorFlow has already started in this process and cannot change that. Start a new process; there, give"
+    )
     assert found["more devices"].startswith(f"PlanError: The plan needs 4 logical CPUs, {started}")
     assert found["other threads"].startswith(f"PlanError: The plan needs 1 threads inside one operation, {started}")
 

@@ -425,7 +425,8 @@ def before_start(change: Callable[[], Any], fits: Callable[[], bool], what: str)
         if not fits():
             raise PlanError(
                 f"The plan needs {what}, but TensorFlow has already started in this process and cannot change that. "
-                "Enter `Runtime(plan)` before the first TensorFlow operation, or start a new process."
+                "Start a new process; there, give `train` the function that builds the model, not a model, or enter "
+                "`Runtime(plan)` before the first TensorFlow operation."
             ) from error
 
 
