@@ -14,6 +14,7 @@ from tfaccel.benchmarks.speedrun_rows import FASTEST, ROWS, STOCK, TORCH
 from tfaccel.benchmarks.speedrun_suite import TARGET, run_speedrun_suite, speedrun_figures
 from tfaccel.benchmarks.suite_options import SuiteOptions
 from tfaccel.errors import TfaccelError
+from tfaccel.scripts import benchmark
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = SuiteOptions(repetitions=2, progress=lambda text: None)
@@ -198,3 +199,17 @@ def test_a_row_says_what_it_changes():
 def test_picture_of_the_readme_shows_the_kept_report(tmp_path):
     assert main([str(ROOT / "benchmarks/speedrun.json"), str(tmp_path / "drawn.svg")]) == 0
     assert (ROOT / "docs/pictures/speedrun.svg").read_text() == (tmp_path / "drawn.svg").read_text()
+
+
+def test_further_seeds_continue_a_report(trained, arrays, tmp_path, capsys):
+    out = tmp_path / "speedrun.json"
+    for repetitions in (1, 3):
+        trained.clear()
+        benchmark.run(
+            ["benchmark", "speedrun", "--figures=fused", f"--{repetitions=}", f"--data={arrays}", f"--out={out}"]
+        )
+        capsys.readouterr()
+    assert [seed for *_, seed in trained] == [1, 2]
+    report = json.loads(out.read_text())
+    assert len(next(iter(report["raw"]["fused"].values()))) == 3
+    assert report["machine"]["versions"]["keras"]
