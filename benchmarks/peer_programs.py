@@ -75,9 +75,9 @@ def how_to_install(package: str) -> str:
     return f"{package} is not installed: pip install {PACKAGES.get(package, package)}"
 
 
-def peer_versions() -> dict[str, str]:
-    """The versions of the packages compared with, as far as they are installed."""
-    return {name: importlib.metadata.version(name) for name in PACKAGES if not how_to_install(name)}
+def peer_versions(*packages: str) -> dict[str, str]:
+    """The versions of packages, as far as they are installed."""
+    return {name: importlib.metadata.version(name) for name in packages if not how_to_install(name)}
 
 
 class PeerChild(TimedChild):

@@ -64,7 +64,7 @@ from tfaccel.benchmarks.compilation_suite import COMPILATION_FIGURES, run_compil
 from tfaccel.benchmarks.faults_suite import FAULT_FIGURES, run_faults_suite
 from tfaccel.benchmarks.optimizer_state_suite import OPTIMIZER_STATE_FIGURES, run_optimizer_state_suite
 from tfaccel.benchmarks.peer_programs import peer_versions
-from tfaccel.benchmarks.peers_suite import PEERS_FIGURES, run_peers_suite
+from tfaccel.benchmarks.peers_suite import PEER_PACKAGES, PEERS_FIGURES, run_peers_suite
 from tfaccel.benchmarks.proof_suite import PROOF_FIGURES, run_proof_suite
 from tfaccel.benchmarks.report import Report
 from tfaccel.benchmarks.sampler_suite import SAMPLER_FIGURES, run_sampler_suite
@@ -244,9 +244,10 @@ def _measure_in_parts(suite: str, names: list[str], values: flags.FlagValues, op
     """Measures what `--out` does not contain yet, and writes it after each part."""
     path = None if values.out is None else Path(values.out)
     machine = options.machine()
-    if suite != "choice":
-        machine["versions"] |= peer_versions()
+    if suite == "peers":
+        machine["versions"] |= peer_versions(*PEER_PACKAGES)
     if suite == "speedrun":
+        machine["versions"] |= peer_versions("torch")
         machine["data"] = values.data or FASHION_MNIST
         del machine["repetitions"]  # further seeds may be added to a report
     done = {} if path is None else read_parts(path, suite, machine)
