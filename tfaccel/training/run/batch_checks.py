@@ -22,7 +22,7 @@ def not_taken(data: str, workload: Workload, batch_spec: Any, error: Exception) 
     cause = NO_TARGETS if needs_targets(error) else f"{text:.600}{hint_of_keras_error(text)}"
     return WorkloadError(
         f"The model, loss or metrics of workload {workload.name!r} do not take the batches that {data} "
-        f"returns, which hold {described(batch_spec)}: {cause}"
+        f"returns, which hold {_described(batch_spec)}: {cause}"
     )
 
 
@@ -47,7 +47,7 @@ def check_batches(model: keras.Model, batch_spec: Any, of: str) -> None:
     if any(shape is not None and shape.rank == 0 for shape in shapes):
         raise WorkloadError(
             f"{of} must return batches whose components all have a first axis of examples. Received elements of "
-            f"{described(batch_spec)}. Call `.batch(global_batch_size)`."
+            f"{_described(batch_spec)}. Call `.batch(global_batch_size)`."
         )
     x = keras.utils.unpack_x_y_sample_weight(batch_spec)[0]
     given, wanted = keras.tree.flatten(x), keras.tree.flatten(getattr(model, "inputs", None) or [])
@@ -85,7 +85,7 @@ def _sizes_fit(some: tuple[int | None, ...], others: tuple[int | None, ...]) -> 
     return len(some) == len(others) and all(a is None or b is None or a == b for a, b in zip(some, others, strict=True))
 
 
-def described(batch_spec: Any) -> str:
+def _described(batch_spec: Any) -> str:
     """Describes a batch, such as "x (None, 8, 8, 1) float32, y (None, 10) float32"."""
     parts = keras.utils.unpack_x_y_sample_weight(batch_spec)
     return ", ".join(
