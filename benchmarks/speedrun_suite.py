@@ -38,7 +38,7 @@ def run_speedrun_suite(
         names: of `ROWS`.
         options: `repetitions` is the number of seeds; with a scale below 1, fewer images are trained on.
         machine: for the report, and its "data": a folder with the four idx files of Fashion-MNIST, or an .npz file.
-        done: the `raw` results of an earlier call, which are kept.
+        done: the `raw` results of an earlier call. Those of as many epochs as now are kept.
         save: called with the report after each training.
 
     Raises:
@@ -51,7 +51,7 @@ def run_speedrun_suite(
             "dataset-fashion-mnist installs them."
         )
     names = list(names)
-    raw = {name: {key: list(runs) for key, runs in results.items()} for name, results in done.items()}
+    raw = {name: _still_valid(name, results) for name, results in done.items()}
     missing = {name: hint for name in names if ROWS[name].program == "torch" and (hint := how_to_install("torch"))}
     notes = tuple(f"{name}: not measured; {hint}" for name, hint in missing.items())
 
@@ -79,11 +79,21 @@ def run_speedrun_suite(
     return report()
 
 
+def _still_valid(name: str, results: Mapping[str, Any]) -> dict[str, Any]:
+    epochs = ROWS[name].epochs
+    return {
+        target: [run for run in runs if run["epochs"] == epochs[int(target)]]
+        for target, runs in results.items()
+        if int(target) in epochs
+    }
+
+
 def _trained(row: Row, target: int, seed: int, options: SuiteOptions, data: str) -> dict[str, Any]:
     """One training in a new process."""
     max_images = None if options.scale >= 1 else max(_MIN_IMAGES, round(60_000 * options.scale))
     arguments = {"task": row.task(target, seed), "data": data, "is_held_out": False, "max_images": max_images}
-    return dict(in_new_process(_FUNCTION, arguments, limit_seconds=_LIMIT_SECONDS))
+    found = in_new_process(_FUNCTION, arguments, limit_seconds=_LIMIT_SECONDS)
+    return {"epochs": row.epochs[target], **found}
 
 
 def speedrun_figures(raw: Mapping[str, Any]) -> tuple[Figure, ...]:

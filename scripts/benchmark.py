@@ -267,17 +267,21 @@ def read_parts(path: Path, suite: str, machine: dict[str, Any]) -> dict[str, Any
     """The raw results in a report to continue; none if there is no file."""
     if not path.exists():
         return {}
+    given = json.loads(json.dumps(machine))
     try:
         data = json.loads(path.read_text())
-        same = data["suite"] == suite and data["machine"] == json.loads(json.dumps(machine))
-        if same:
-            return dict(data["raw"])
+        if data["suite"] != suite:
+            raise KeyError(suite)
+        kept, raw = dict(data["machine"]), dict(data["raw"])
     except (ValueError, KeyError, TypeError):
-        pass
-    raise TfaccelError(
-        f"--out: {path} is not a report of the suite {suite!r} with this machine, versions, --repetitions and --scale, "
-        "so it cannot be continued. Name another file."
-    )
+        raise TfaccelError(f"--out: {path} is not a report of the suite {suite!r}. Name another file.") from None
+    changed = [key for key in sorted({*given, *kept}) if given.get(key) != kept.get(key)]
+    if changed:
+        raise TfaccelError(
+            f"--out: {path} was measured with another value of {', '.join(changed)}, so it cannot be continued: with "
+            f"{changed[0]} = {kept.get(changed[0])}; now it is {given.get(changed[0])}. Name another file."
+        )
+    return raw
 
 
 def chosen_figures(suite: str, names: list[str]) -> list[str]:

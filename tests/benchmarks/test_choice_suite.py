@@ -197,7 +197,10 @@ def test_short_run_is_written_and_continued(run_python, tmp_path):
     assert set(json.loads(again.stdout)["raw"]["embedding"]) == {"search", "taught", "sweep", "race"}
     other = run_python("tfaccel.scripts.benchmark", "choice", *options, "--repetitions=3", check=False)
     assert other.returncode == 2
-    assert f"--out: {out} is not a report of the suite 'choice' with this machine" in other.stderr
+    assert (
+        f"--out: {out} was measured with another value of repetitions, so it cannot be continued: with repetitions = 2; "
+        "now it is 3. Name another file."
+    ) in other.stderr
 
 
 @pytest.mark.slow

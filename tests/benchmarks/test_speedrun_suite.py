@@ -201,15 +201,25 @@ def test_picture_of_the_readme_shows_the_kept_report(tmp_path):
     assert (ROOT / "docs/pictures/speedrun.svg").read_text() == (tmp_path / "drawn.svg").read_text()
 
 
-def test_further_seeds_continue_a_report(trained, arrays, tmp_path, capsys):
+def test_further_seeds_continue_a_report_but_not_trainings_of_other_epochs(trained, arrays, tmp_path, capsys):
     out = tmp_path / "speedrun.json"
-    for repetitions in (1, 3):
+
+    def seeds_of(repetitions):
         trained.clear()
-        benchmark.run(
-            ["benchmark", "speedrun", "--figures=fused", f"--{repetitions=}", f"--data={arrays}", f"--out={out}"]
-        )
+        options = [f"--{repetitions=}", "--figures=fused", f"--data={arrays}", f"--out={out}"]
+        benchmark.run(["benchmark", "speedrun", *options])
         capsys.readouterr()
-    assert [seed for *_, seed in trained] == [1, 2]
-    report = json.loads(out.read_text())
-    assert len(next(iter(report["raw"]["fused"].values()))) == 3
-    assert report["machine"]["versions"]["keras"]
+        report = json.loads(out.read_text())
+        assert report["machine"]["versions"]["keras"]
+        assert len(report["raw"]["fused"]["93"]) == repetitions
+        return [seed for *_, seed in trained], report
+
+    assert seeds_of(1)[0] == [0]
+    seeds, report = seeds_of(3)
+    assert seeds == [1, 2]
+    for run in report["raw"]["fused"]["93"]:
+        run["epochs"] += 1
+    report["raw"]["fused"]["91"] = []
+    out.write_text(json.dumps(report))
+    seeds, report = seeds_of(2)
+    assert seeds == [0, 1] and "91" not in report["raw"]["fused"]

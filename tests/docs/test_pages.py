@@ -10,6 +10,7 @@ from pages import ROOT, blocks, pages
 from tfaccel.scripts.main import COMMANDS
 
 MAX_README_LINES = 150
+MAX_CODE_WIDTH = 80  # characters, at 1280 pixels
 MESSAGES = "docs/troubleshooting.md"
 
 
@@ -24,6 +25,19 @@ def test_links_lead_somewhere(page):
 def test_lines_can_be_read(page):
     text = re.sub(r"^```.*?^```$", "", pages()[page], flags=re.MULTILINE | re.DOTALL)
     assert [line for line in text.splitlines() if len(line) > 130 and not line.startswith("|")] == []
+
+
+@pytest.mark.parametrize("page", [page for page in pages() if page.startswith("docs/")])
+def test_code_is_not_cut_off_beside_both_menus(page):
+    lines = [line for block in blocks(page, "python", "py") for line in block.code.splitlines()]
+    assert [line for line in lines if len(line) > MAX_CODE_WIDTH] == []
+
+
+def test_code_that_is_wider_than_the_screen_is_wrapped():
+    """By a style for each line, which the highlighter has to put into a span of its own."""
+    assert "pre-wrap" in (ROOT / "docs/code.css").read_text()
+    settings = (ROOT / "mkdocs.yml").read_text()
+    assert "extra_css: [code.css]" in settings and "line_spans: __span" in settings
 
 
 def test_readme_is_short():

@@ -51,13 +51,27 @@ def test_bad_input_is_one_line_and_status_2(capsys, arguments, message):
     assert message in err
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"suite": "peers", "machine": {}, "raw": {}}', '{"suite": "choice"}'])
-def test_only_a_report_of_the_same_suite_and_machine_is_continued(capsys, tmp_path, text):
+NOT_ITS_REPORT = "is not a report of the suite 'choice'. Name another file."
+OF_ANOTHER_MACHINE = "was measured with another value of cpu_model, num_usable_cores, repetitions, scale, versions, so it"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", NOT_ITS_REPORT),
+        ("{}", NOT_ITS_REPORT),
+        ("[]", NOT_ITS_REPORT),
+        ('{"suite": "peers", "machine": {}, "raw": {}}', NOT_ITS_REPORT),
+        ('{"suite": "choice"}', NOT_ITS_REPORT),
+        ('{"suite": "choice", "machine": {}, "raw": {}}', OF_ANOTHER_MACHINE),
+    ],
+)
+def test_only_a_report_of_the_same_suite_and_machine_is_continued(capsys, tmp_path, text, message):
     out = tmp_path / "report.json"
     out.write_text(text)
     status, _, err = run(capsys, "choice", "--figures=mlp", f"--out={out}")
     assert status == 2
-    assert f"--out: {out} is not a report of the suite 'choice' with this machine, versions, --repetitions" in err
+    assert f"--out: {out} {message}" in err
     assert out.read_text() == text
 
 
