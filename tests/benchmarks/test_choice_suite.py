@@ -198,8 +198,8 @@ def test_short_run_is_written_and_continued(run_python, tmp_path):
     other = run_python("tfaccel.scripts.benchmark", "choice", *options, "--repetitions=3", check=False)
     assert other.returncode == 2
     assert (
-        f"--out: {out} was measured with another value of repetitions, so it cannot be continued: with repetitions = 2; "
-        "now it is 3. Name another file."
+        f"--out: {out} was measured with another value of repetitions, so it cannot be continued: with "
+        "repetitions = 2; now it is 3. Name another file."
     ) in other.stderr
 
 

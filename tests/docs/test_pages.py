@@ -59,7 +59,7 @@ def test_each_command_has_a_row():
 
 @pytest.fixture(scope="module")
 def site_hooks():
-    spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs" / "site_hooks.py")
+    spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "mkdocs_hooks.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

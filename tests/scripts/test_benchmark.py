@@ -52,7 +52,7 @@ def test_bad_input_is_one_line_and_status_2(capsys, arguments, message):
 
 
 NOT_ITS_REPORT = "is not a report of the suite 'choice'. Name another file."
-OF_ANOTHER_MACHINE = "was measured with another value of cpu_model, num_usable_cores, repetitions, scale, versions, so it"
+OF_ANOTHER_MACHINE = "was measured with another value of cpu_model, num_usable_cores, repetitions, scale, versions"
 
 
 @pytest.mark.parametrize(

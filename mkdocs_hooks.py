@@ -20,7 +20,7 @@ import griffe
 
 from tfaccel.scripts.main import COMMANDS
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parent
 EXAMPLE = re.compile(r"^Example:\n(.*?)(?=^\S[^\n]*:\n[ ]{4}|^Reference|\Z)", re.MULTILINE | re.DOTALL)
 SEVERAL_ARGUMENTS = re.compile(r"^([ ]+)((?:\w+,\s+)+\w+):\s+(.+(?:\n\1[ ]+.+)*)", re.MULTILINE)
 
