@@ -56,8 +56,8 @@ class Row:
         change: what is new in it.
         program: `Model.fit`, `tfaccel.fit` or PyTorch.
         recipe: what it learns.
-        epochs: accuracy on the test images, in percent -> the epochs trained to reach it. Only those of stock Keras
-            were chosen on held-out training images alone.
+        epochs: accuracy on the test images, in percent -> the epochs trained to reach it. Of those that were tried,
+            they are the fewest whose accuracy on held-out training images is 0.3 % above it, or else the best.
         options: of the program.
     """
 
@@ -93,29 +93,29 @@ TORCH = ("torch_eager", "torch_compiled")
 ROWS: Mapping[str, Row] = {
     STOCK: Row(change="Model.fit, Adam, batches of 32", program="keras", recipe=_STOCK, epochs={93: 12}),
     "scheduled": Row(
-        change="batches of 256, a rate that falls to 0", program="keras", recipe=_SCHEDULED, epochs={93: 8}
+        change="batches of 256, a rate that falls to 0", program="keras", recipe=_SCHEDULED, epochs={93: 5}
     ),
     "tfaccel": Row(
         change="tfaccel.fit, Keras's operations",
         program="tfaccel",
         recipe=_SCHEDULED,
-        epochs={93: 8},
+        epochs={93: 5},
         options={"exact_kernels": True},
     ),
-    "fused": Row(change="fused kernels", program="tfaccel", recipe=_SCHEDULED, epochs={93: 8}),
-    "bfloat16": Row(change="mixed bfloat16", program="tfaccel", recipe=_ROUNDED, epochs={93: 8}),
+    "fused": Row(change="fused kernels", program="tfaccel", recipe=_SCHEDULED, epochs={93: 5}),
+    "bfloat16": Row(change="mixed bfloat16", program="tfaccel", recipe=_ROUNDED, epochs={93: 5}),
     "pooled": Row(change="convolutions on smaller images", program="tfaccel", recipe=_POOLED, epochs={93: 10}),
-    "augmented": Row(change="images flipped, and boxes erased", program="tfaccel", recipe=_AUGMENTED, epochs={93: 8}),
-    "smoothed": Row(change="label smoothing", program="tfaccel", recipe=_SMOOTHED, epochs={93: 8}),
-    "decayed": Row(change="SGD with weight decay, batches of 128", program="tfaccel", recipe=_DECAYED, epochs={93: 7}),
-    "whitened": Row(change="a first layer that whitens", program="tfaccel", recipe=_WHITENED, epochs={93: 5}),
-    FASTEST: Row(change="test images seen ten times", program="tfaccel", recipe=_VIEWED, epochs={92: 3, 93: 6, 94: 14}),
+    "augmented": Row(change="images flipped, and boxes erased", program="tfaccel", recipe=_AUGMENTED, epochs={93: 12}),
+    "smoothed": Row(change="label smoothing", program="tfaccel", recipe=_SMOOTHED, epochs={93: 9}),
+    "decayed": Row(change="SGD with weight decay, batches of 128", program="tfaccel", recipe=_DECAYED, epochs={93: 11}),
+    "whitened": Row(change="a first layer that whitens", program="tfaccel", recipe=_WHITENED, epochs={93: 8}),
+    FASTEST: Row(change="test images seen ten times", program="tfaccel", recipe=_VIEWED, epochs={92: 3, 93: 5, 94: 15}),
     **{
         name: Row(
             change=f"the last row in PyTorch{', compiled' if compiled else ''}",
             program="torch",
             recipe=_VIEWED,
-            epochs={94: 14},
+            epochs={94: 15},
             options={"compiled": compiled},
         )
         for name, compiled in zip(TORCH, (False, True), strict=True)
