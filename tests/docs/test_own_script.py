@@ -61,7 +61,8 @@ def outcomes(run_python, tmp_path_factory):
     (folder / "whole.py").write_text(own.replace("runs/digits_script", "runs/whole"))
     # What both have in common then: the seed, the order of the rows, and one device in float32.
     seeded = "import keras\nkeras.utils.set_random_seed(0)\n"
-    in_order = ("validation_split=0.2", "validation_split=0.2, shuffle=False")
+    in_order = ("**options", "**options, shuffle=False")
+    assert all(in_order[0] in text for text in (plain, own))
     (folder / "plain_in_order.py").write_text(seeded + plain.replace(*in_order))
     plan = 'plan=tfaccel.Plan(strategy="none", devices=("CPU:0",), global_batch_size=32)'
     text = own.replace(in_order[0], f"{in_order[1]}, {plan}").replace("runs/digits_script", "runs/in_order")
