@@ -51,7 +51,7 @@ def run_speedrun_suite(
             "dataset-fashion-mnist installs them."
         )
     names = list(names)
-    raw = {name: _still_valid(name, results) for name, results in done.items()}
+    raw = {name: valid for name, results in done.items() if (valid := _still_valid(name, results))}
     missing = {name: hint for name in names if ROWS[name].program == "torch" and (hint := how_to_install("torch"))}
     notes = tuple(f"{name}: not measured; {hint}" for name, hint in missing.items())
 
@@ -81,11 +81,8 @@ def run_speedrun_suite(
 
 def _still_valid(name: str, results: Mapping[str, Any]) -> dict[str, Any]:
     epochs = ROWS[name].epochs
-    return {
-        target: [run for run in runs if run["epochs"] == epochs[int(target)]]
-        for target, runs in results.items()
-        if int(target) in epochs
-    }
+    valid = {key: [run for run in runs if run["epochs"] == epochs.get(int(key))] for key, runs in results.items()}
+    return {key: runs for key, runs in valid.items() if runs}
 
 
 def _trained(row: Row, target: int, seed: int, options: SuiteOptions, data: str) -> dict[str, Any]:

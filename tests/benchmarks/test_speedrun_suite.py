@@ -219,7 +219,8 @@ def test_further_seeds_continue_a_report_but_not_trainings_of_other_epochs(train
     assert seeds == [1, 2]
     for run in report["raw"]["fused"]["93"]:
         run["epochs"] += 1
-    report["raw"]["fused"]["91"] = []
+    report["raw"]["fused"]["91"] = report["raw"]["fused"]["93"]
+    report["raw"]["scheduled"] = {"93": report["raw"]["fused"]["93"]}
     out.write_text(json.dumps(report))
     seeds, report = seeds_of(2)
-    assert seeds == [0, 1] and "91" not in report["raw"]["fused"]
+    assert seeds == [0, 1] and list(report["raw"]) == ["fused"] and list(report["raw"]["fused"]) == ["93"]
