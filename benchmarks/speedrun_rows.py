@@ -93,17 +93,17 @@ TORCH = ("torch_eager", "torch_compiled")
 ROWS: Mapping[str, Row] = {
     STOCK: Row(change="Model.fit, Adam, batches of 32", program="keras", recipe=_STOCK, epochs={93: 12}),
     "scheduled": Row(
-        change="batches of 256, a rate that falls to 0", program="keras", recipe=_SCHEDULED, epochs={93: 5}
+        change="batches of 256, a rate that falls to 0", program="keras", recipe=_SCHEDULED, epochs={93: 8}
     ),
     "tfaccel": Row(
         change="tfaccel.fit, Keras's operations",
         program="tfaccel",
         recipe=_SCHEDULED,
-        epochs={93: 5},
+        epochs={93: 8},
         options={"exact_kernels": True},
     ),
-    "fused": Row(change="fused kernels", program="tfaccel", recipe=_SCHEDULED, epochs={93: 5}),
-    "bfloat16": Row(change="mixed bfloat16", program="tfaccel", recipe=_ROUNDED, epochs={93: 5}),
+    "fused": Row(change="fused kernels", program="tfaccel", recipe=_SCHEDULED, epochs={93: 8}),
+    "bfloat16": Row(change="mixed bfloat16", program="tfaccel", recipe=_ROUNDED, epochs={93: 8}),
     "pooled": Row(change="convolutions on smaller images", program="tfaccel", recipe=_POOLED, epochs={93: 10}),
     "augmented": Row(change="images flipped, and boxes erased", program="tfaccel", recipe=_AUGMENTED, epochs={93: 12}),
     "smoothed": Row(change="label smoothing", program="tfaccel", recipe=_SMOOTHED, epochs={93: 9}),

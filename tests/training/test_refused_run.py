@@ -1,4 +1,4 @@
-"""A run that is refused before its first step leaves nothing in its directory, and one that has begun all."""
+"""A run that is refused before it has kept anything leaves nothing in its directory, and one that has begun all."""
 
 import json
 
@@ -19,10 +19,10 @@ folder = Path(sys.argv[1])
 (folder / "there").mkdir()
 found = {}
 
-def train(name, optimizer="adam", **options):
+def train(name, optimizer="adam", ids=x, **options):
     try:
-        tfaccel.train(build(optimizer), x, y, plan=plan, run_dir=folder / name, epochs=2, verbose=0, **options)
-    except (tfaccel.errors.PlanError, KeyboardInterrupt) as error:
+        tfaccel.train(build(optimizer), ids, y, plan=plan, run_dir=folder / name, epochs=2, verbose=0, **options)
+    except (tfaccel.errors.TfaccelError, KeyboardInterrupt) as error:
         found[name] = type(error).__name__
     path = folder / name
     return sorted(one.name for one in path.iterdir() if not one.name.startswith(".")) if path.exists() else None
@@ -45,6 +45,7 @@ def alone():
 
 found["alone folder"] = alone()
 found["new folder"], found["empty folder"] = train("new"), train("there")
+found["wrong data"] = train("beyond", "sgd", x + 9)
 found["begun"] = train("begun", "sgd", callbacks=[Stops()])
 print(json.dumps(found))
 """
@@ -53,6 +54,7 @@ print(json.dumps(found))
 def test_a_refused_run_leaves_no_files(run_python, tmp_path):
     found = json.loads(run_python(CODE, str(tmp_path)).stdout.splitlines()[-1])
     assert found["new"] == found["there"] == "PlanError"
+    assert found["beyond"] == "DataError" and found["wrong data"] is None
     assert "one of 2 workers that `tfaccel launch` has started, but its plan trains in one process" in found["alone"]
     assert not found["alone folder"]
     assert found["new folder"] is None

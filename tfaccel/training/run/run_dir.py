@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tfaccel.data.raw_input import FILE_NAME as RAW_INPUT_FILE
-from tfaccel.errors import PlanError, RunDirError, WorkloadError
+from tfaccel.errors import CoupledRowsError, DataError, PlanError, RunDirError, WorkloadError
 from tfaccel.files import get_sha256, whole_file, write_json, write_json_lines
 from tfaccel.hardware.hardware import Cluster
 from tfaccel.known_names import did_you_mean
@@ -441,11 +441,11 @@ def _is_left(entry: Path) -> bool:
 
 @contextlib.contextmanager
 def nothing_left_if_refused(directory: RunDir) -> Iterator[None]:
-    """Removes what a new run has written, if its model or plan is refused before anything is trained."""
+    """Removes what a new run has written, if its model, plan or data are refused before anything is kept."""
     was_there, is_new = directory.path.exists(), directory.writes and not directory.resumes
     try:
         yield
-    except (PlanError, WorkloadError):
+    except (PlanError, WorkloadError, DataError, CoupledRowsError):
         if is_new and directory.is_own() and not directory.rows and not any(directory.checkpoints.glob("*")):
             for name in ("config.json", "plan.json"):
                 (directory.path / name).unlink(missing_ok=True)
