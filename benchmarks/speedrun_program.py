@@ -101,14 +101,9 @@ def _train(images: Images, task: dict[str, Any]) -> dict[str, Any]:
     arguments = {"epochs": epochs, "batch_size": recipe["batch_size"], "verbose": 0}
     started = time.perf_counter()
     model = compiled_network(images, recipe, num_steps)
-    predict: Any
-    if task["program"] == "keras":
-        model.fit(x, y, **arguments)
-        predict = model.predict
-    else:
-        tfaccel.fit(model, x, y, **options, **arguments)
-        predict = partial(tfaccel.predict, model)
-    share = accuracy(images, recipe, partial(predict, batch_size=PREDICTED_ROWS, verbose=0))
+    own: Any = keras.Model if task["program"] == "keras" else tfaccel
+    own.fit(model, x, y, **options, **arguments)
+    share = accuracy(images, recipe, partial(own.predict, model, batch_size=PREDICTED_ROWS, verbose=0))
     return {"seconds": time.perf_counter() - started, "accuracy": share}
 
 

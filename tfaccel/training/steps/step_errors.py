@@ -99,7 +99,8 @@ def raise_missing_row(error: Exception, num_replicas: int) -> None:
 def _raise_unknown_id(error: tf.errors.InvalidArgumentError, num_replicas: int) -> None:
     """Raises DataError if an id is beyond the table that it is looked up in; else does nothing."""
     found = re.search(r"(?:indices|ids)\[[\d,]*\] = (-?\d+) is (?:not in|out of range) \[0, (\d+)\)", str(error))
-    if found is not None and "in update_step" in str(error):
+    # tfaccel's own updates of the rows of a table look them up by their ids.
+    if found is not None and "in update_step" in str(error) and "in _update_rows" not in str(error):
         raise PlanError(
             "The optimizer fails on the sparse gradient of an embedding table, as Keras's RMSprop(centered=True) does "
             "where ids repeat. Use one that takes it (centered=False), or sum_duplicate_indices=True in a plan."
