@@ -13,10 +13,12 @@ import subprocess
 import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 import griffe
+from latex2mathml.converter import convert
 
 from tfaccel.scripts.main import COMMANDS
 
@@ -49,6 +51,16 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
     markdown = re.sub(r"\{colab:(\w+)\}", lambda m: notebook_link(m[1], config.repo_url, pictures), markdown)
     markdown = re.sub(r"^::: tfaccel --help$", lambda _: commands_help(), markdown, flags=re.MULTILINE)
     return re.sub(r"^::: (tfaccel(?:\.\w+)?)\.(\w+)$", _defined, markdown, flags=re.MULTILINE)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    r"""Draws formulas, which arithmatex leaves as `\(...\)` and `\[...\]`, in MathML, which needs no script."""
+    return re.sub(
+        r"(?<=arithmatex\">)\\([(\[])(.*?)\\[)\]](?=<)",
+        lambda m: convert(unescape(m[2]), display="inline" if m[1] == "(" else "block"),
+        html,
+        flags=re.DOTALL,
+    )
 
 
 def notebook_link(name: str, repo_url: str | None, pictures: str) -> str:

@@ -130,6 +130,13 @@ def test_notebooks_named_on_pages_are_there():
     assert named == {path.stem for path in (ROOT / "recipes" / "colab").glob("*.ipynb")}
 
 
+def test_formulas_are_drawn(site_hooks):
+    html = site_hooks.on_page_content(r'<span class="arithmatex">\(a &lt; \frac{1}{n}\)</span>, <code>\(a\)</code>')
+    assert html.startswith('<span class="arithmatex"><math ') and "<mfrac><mrow><mn>1</mn>" in html
+    assert html.endswith(r"</math></span>, <code>\(a\)</code>")
+    assert "pymdownx.arithmatex: {generic: true}" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+
+
 def test_docstrings_are_given_as_griffe_reads_them(site_hooks):
     given = "Sums.\n\nArgs:\n    x, y: numbers,\n        of any size.\n\nExample:\n\n>>> f(1, 2)\n3\n\nReference: none."
     wanted = (
