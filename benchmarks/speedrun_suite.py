@@ -81,7 +81,7 @@ def run_speedrun_suite(
 
 def _still_valid(name: str, results: Mapping[str, Any]) -> dict[str, Any]:
     epochs = ROWS[name].epochs
-    valid = {key: [run for run in runs if run["epochs"] == epochs.get(int(key))] for key, runs in results.items()}
+    valid = {key: [run for run in runs if run.get("epochs") == epochs.get(int(key))] for key, runs in results.items()}
     return {key: runs for key, runs in valid.items() if runs}
 
 
