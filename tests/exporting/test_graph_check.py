@@ -264,3 +264,38 @@ def test_safe_operations_are_operations_that_use_no_files(tf):
     )
     found = {name for name in SAFE_OPERATIONS if any(hint in name for hint in hints)}
     assert found == {"ShardedFilename", "ShardedFilespec"}  # which only put names together
+
+
+RELOADED = """
+import gc, sys
+from pathlib import Path
+import numpy as np
+import tensorflow as tf
+from tfaccel.exporting.saved_model_session import SavedModelSession
+
+module, folder = tf.Module(), Path(sys.argv[1])
+module.kernel = tf.Variable(np.ones((4000, 4000), np.float32))  # 64 MB
+module.half = tf.Variable(tf.ones((4000,), tf.bfloat16))
+module.unused = tf.Variable(["a"])
+spec = tf.TensorSpec((None, 4000), name="x")
+function = tf.function(lambda x: {"y": x @ module.kernel + tf.cast(module.half, tf.float32)}, input_signature=[spec])
+tf.saved_model.save(module, folder, signatures=function)
+del module.kernel
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+ones, session = np.ones((1, 4000), np.float32), None
+for reload in range(4):
+    new = SavedModelSession(folder)
+    assert new.run("serving_default", {"x": ones})["y"].tolist() == [[4001.0] * 4000]
+    session = new
+    gc.collect()
+    new.run("serving_default", {"x": ones})  # TensorFlow releases what it was given in its next call
+    first = first if reload else resident()
+print((resident() - first) / 64e6)
+"""
+
+
+def test_the_memory_of_replaced_weights_is_given_back(run_python, tmp_path):
+    assert float(run_python(RELOADED, str(tmp_path / "model"), fresh=True).stdout.split()[-1]) < 0.5

@@ -52,6 +52,19 @@ def test_names_are_those_of_the_model():
     assert outputs == {"level": "float32", "trend": "float32"}
 
 
+def test_variables_are_in_the_order_of_their_use():
+    """Otherwise, files of equal models would differ from process to process."""
+    import keras
+
+    from tfaccel.exporting.signatures import make_signatures
+
+    layers = [layer for _ in range(6) for layer in (keras.layers.Dense(3), keras.layers.BatchNormalization())]
+    function = make_signatures(keras.Sequential([keras.Input((2,)), *layers])).functions["serving_default"]
+    handles = [id(variable.handle) for variable in function.variables]
+    assert handles == [id(captured) for captured in function.captured_inputs if id(captured) in handles]
+    assert len(handles) == 6 * 6
+
+
 def test_names_that_keras_made_up_are_left_out():
     import keras
 

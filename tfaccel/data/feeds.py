@@ -263,7 +263,6 @@ class Feed(CallFeed, Protocol):
 
     def drop(self) -> None: ...
     def peek(self) -> Any: ...
-    def smaller_batch(self) -> CallFeed | None: ...
     def fingerprint(self) -> int | None:
         """A checksum of the first batch, once, if workers could read different data; else None."""
 
@@ -391,9 +390,6 @@ class IteratorFeed:
 
     def signature(self, *, any_rows: bool = False) -> None:
         """None: the iterator's type is enough."""
-
-    def smaller_batch(self) -> None:
-        """None: one graph serves batches of all sizes."""
 
     def fingerprint(self) -> int | None:
         """A checksum of the iterator's first batch (below 2**31), once; None afterwards."""

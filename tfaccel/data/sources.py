@@ -8,7 +8,6 @@ other input comes through a `tf.data` iterator.
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 import threading
 from collections.abc import Callable, Collection
@@ -197,14 +196,6 @@ class ArrayFeed:
             count = min(num_steps, self._num_full - self.num_used, self._end - self.num_used)
             return (self._source.arrays, self._full, _on_host(self.num_used)), count
         return (self._source.arrays, self._last, _on_host(0)), 1
-
-    def smaller_batch(self) -> Self | None:
-        """A feed of the smaller batch after the full ones; None if there is none, it is next, or may not be reached."""
-        if not self.num_used < self._num_full < self._end or self._source.steps_per_epoch is not None:
-            return None
-        last = copy.copy(self)
-        last.num_used = self._num_full
-        return last
 
     def peek(self) -> Any:
         """The next batch, as a nest of tensors, without using it."""

@@ -6,7 +6,8 @@ are read. Models from TensorFlow 1 work too, including some that `tf.saved_model
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import mmap
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ import tensorflow as tf
 from google.protobuf import descriptor_pool, message_factory
 
 from tfaccel.errors import ExportError, in_one_line
-from tfaccel.exporting.graph_check import GraphWalk, check_graph, own_files
+from tfaccel.exporting.graph_check import GraphWalk, Place, check_graph, own_files
 from tfaccel.exporting.saved_model_files import GRAPH_FILE
 
 _MAX_REASON_LENGTH = 300  # characters
 _INTERNAL = "__saved_model_init_op"
 _HOLDS_PATH = {"Const", "Placeholder", "PlaceholderWithDefault"}
 _WRITES = ("Assign", "ResourceScatter", "ResourceApply", "Scatter", "LookupTableInsert", "LookupTableRemove", "Apply")
+_RESTORING = ("AssignVariableOp", "Const", "Identity", "NoOp", "RestoreV2")  # without tables and other resources
 _WRITES_NOTHING = {"ScatterNd", "ScatterNdNonAliasingAdd"}
 
 
@@ -68,7 +70,7 @@ class SavedModelSession:
             if name != _INTERNAL and _is_plain(signature)
         }
         try:
-            self._graph, self._session = _session(self.walk, files, folder)
+            self._graph, self._session = _session(self.walk, self.signatures.values(), files, folder)
             self._tensors = {name: self._of_signature(signature) for name, signature in self.signatures.items()}
         except Exception as error:  # TensorFlow raises many kinds of errors for files that it cannot load
             raise ExportError(f"The SavedModel in {folder} cannot be loaded: {graph_error_reason(error)}") from error
@@ -125,11 +127,14 @@ def _read(folder: Path) -> Any:
     return found[0]
 
 
-def _session(walk: GraphWalk, files: Mapping[str, str], folder: Path) -> tuple[Any, Any]:
+def _session(walk: GraphWalk, signatures: Iterable[Any], files: Mapping[str, str], folder: Path) -> tuple[Any, Any]:
     """Imports the graph, restores its variables and fills its tables."""
     meta_graph = walk.meta_graph
-    definition = type(meta_graph.graph_def)()
-    definition.CopyFrom(meta_graph.graph_def)
+    has_values = meta_graph.saver_def.restore_op_name and (folder / "variables" / "variables.index").is_file()
+    variables = _restored_variables(walk, meta_graph.saver_def.restore_op_name, files) if has_values else {}
+    definition = _without_saving(walk, signatures) if variables else type(meta_graph.graph_def)()
+    if not variables:
+        definition.CopyFrom(meta_graph.graph_def)
     for node in definition.node:
         if node.name in files and node.op in _HOLDS_PATH:
             _hold(node, files[node.name])
@@ -138,11 +143,88 @@ def _session(walk: GraphWalk, files: Mapping[str, str], folder: Path) -> tuple[A
     with graph.as_default():
         tf.graph_util.import_graph_def(definition, name="", producer_op_list=stripped if stripped.op else None)
     session = tf.compat.v1.Session(graph=graph)
-    if meta_graph.saver_def.restore_op_name and (folder / "variables" / "variables.index").is_file():
+    if variables:
+        _restore(session, variables, folder)
+    elif has_values:
         session.run(graph.get_operation_by_name(meta_graph.saver_def.restore_op_name))
     for name in walk.init_operations():
         session.run(graph.get_operation_by_name(name))
     return graph, session
+
+
+def _without_saving(walk: GraphWalk, signatures: Iterable[Any]) -> Any:
+    """The part of the graph that serves signatures."""
+    infos = [info for one in signatures for side in (one.inputs, one.outputs) for info in side.values()]
+    nodes = walk.needed_for([*walk.init_operations(), *(info.name for info in infos)])
+    functions = walk.called_by(nodes)
+    whole = walk.meta_graph.graph_def
+    part = type(whole)(versions=whole.versions, node=[node for node in whole.node if node.name in nodes])
+    part.library.function.extend(one for one in whole.library.function if one.signature.name in functions)
+    part.library.gradient.extend(one for one in whole.library.gradient if one.function_name in functions)
+    return part
+
+
+def _restore(session: Any, variables: Mapping[str, str], folder: Path) -> None:
+    """Gives the variables their values, in memory that the system gets back once they are gone.
+
+    TensorFlow's allocator keeps all that it ever had: after a reload, a server would hold the weights of two models.
+    """
+    checkpoint = tf.train.load_checkpoint(str(folder / "variables" / "variables"))
+    kinds, values, assigned = checkpoint.get_variable_to_dtype_map(), {}, []
+    with session.graph.as_default():
+        for key, handle in variables.items():
+            try:
+                resource = session.graph.get_tensor_by_name(handle)
+            except KeyError:  # no signature needs it
+                continue
+            value = checkpoint.get_tensor(key)
+            fed = tf.compat.v1.placeholder(kinds[key], np.shape(value))
+            assigned.append(tf.raw_ops.AssignVariableOp(resource=resource, value=fed))
+            values[fed] = value if kinds[key] == tf.string else _in_own_memory(value)
+    session.run(assigned, values)
+
+
+def _restored_variables(walk: GraphWalk, operation: str, files: Mapping[str, str]) -> dict[str, str]:
+    """Name in the checkpoint -> the variable's handle; empty if the function that restores them does anything else."""
+    restore = walk.nodes[operation]
+    function = walk.functions.get(restore.attr["f"].func.name)
+    if function is None or any(node.op not in _RESTORING for node in function.node_def):
+        return {}
+    nodes = {node.name: node for node in function.node_def}
+    found = {}
+    for node in function.node_def:
+        if node.op != "AssignVariableOp":
+            continue
+        source = node.input[1]
+        for _ in nodes:
+            name, _, place = source.partition(":")
+            if name not in nodes or nodes[name].op != "Identity":
+                break
+            source = nodes[name].input[0]
+        if name not in nodes or nodes[name].op != "RestoreV2":
+            return {}
+        reading, assigning = (Place(one, function.signature.name) for one in (nodes[name], node))
+        names, slices = walk.constant(reading, 1), walk.constant(reading, 2)
+        handle, prefix = walk.sources(assigning, 0), walk.sources(reading, 0)
+        if names is None or slices is None or any(_texts(slices)) or not (handle and prefix and prefix <= set(files)):
+            return {}
+        found[_texts(names)[int(place.removeprefix("tensors:"))]] = f"{handle.pop()}:0"
+    return found
+
+
+def _texts(tensor: Any) -> list[str]:
+    return [text.decode() for text in tf.make_ndarray(tensor).tolist()]
+
+
+def _in_own_memory(value: Any) -> np.ndarray:
+    """A copy in pages of its own, which TensorFlow uses as they are."""
+    array = np.asarray(value)
+    if array.nbytes < mmap.PAGESIZE:
+        return array
+    pages = mmap.mmap(-1, array.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    copied = np.frombuffer(pages, array.dtype, array.size).reshape(array.shape)
+    np.copyto(copied, array)
+    return copied
 
 
 def _hold(node: Any, path: str) -> None:

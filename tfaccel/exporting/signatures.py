@@ -128,12 +128,16 @@ def traced(call: Any, specs: dict[str, tf.TensorSpec]) -> tuple[Any, Any]:
     """
     function = tf.function(call, autograph=False)
     try:
-        return function, function.get_concrete_function(**specs)
+        concrete = function.get_concrete_function(**specs)
     except ExportError:
         raise
     except Exception as error:  # user layers may raise anything
         reason = in_one_line(error, 300)
         raise ExportError(f"The model cannot be called as a graph ({type(error).__name__}): {reason}") from error
+    # TensorFlow holds them in a set. In a fixed order, equal models are written as equal files.
+    places = {id(captured): place for place, captured in enumerate(concrete.captured_inputs)}
+    concrete.graph.variables = sorted(concrete.graph.variables, key=lambda v: places.get(id(v.handle), -1))
+    return function, concrete
 
 
 def _input_nest(model: keras.Model, sample: Any) -> Any:

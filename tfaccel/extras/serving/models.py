@@ -6,7 +6,6 @@ Source: https://www.tensorflow.org/tfx/serving/api_rest
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import threading
 import time
@@ -27,7 +26,7 @@ from tfaccel.extras.serving.model_config import ModelConfig, read_model_configs
 from tfaccel.extras.serving.options import ServeOptions
 from tfaccel.extras.serving.request_inputs import Inputs, InputSpec, number_rows, read_examples, read_inputs
 from tfaccel.extras.serving.servable import Batcher, Servable, describe
-from tfaccel.extras.serving.versions import Versions
+from tfaccel.extras.serving.versions import Versions, give_back_memory
 from tfaccel.reporting.classes import softmax
 
 LARGE_BYTES = 256 * 2**10  # larger bodies are parsed in a thread
@@ -358,7 +357,7 @@ class Models:
             known = found
             try:
                 self.configure(read_model_configs(file))
-                gc.collect()  # the graphs of dropped models hold themselves
+                give_back_memory()
                 logger.info("%s was reloaded", file)
             except ServeError as error:  # The current models stay.
                 logger.warning("%s", error)

@@ -31,7 +31,7 @@ from tfaccel.extras.serving.metrics import CONTENT_TYPE, Metrics
 from tfaccel.extras.serving.model_config import ModelConfig
 from tfaccel.extras.serving.models import ModelApi, Models
 from tfaccel.extras.serving.options import ServeOptions
-from tfaccel.extras.serving.versions import Versions
+from tfaccel.extras.serving.versions import Versions, keep_blocks_apart
 from tfaccel.known_names import suggests_names
 
 if TYPE_CHECKING:
@@ -126,6 +126,7 @@ def _answer(server: _Server, models: Models, options: ServeOptions, config_file:
     """Answers requests until shutdown; /readyz and requests for a model get 503 until it is loaded."""
     switch_seconds = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_SECONDS)
+    keep_blocks_apart()
     gc.collect()
     gc.freeze()  # loaded objects stay; scanning them in each collection would pause requests for 0.3 s
     before = _end_at_signals(server)

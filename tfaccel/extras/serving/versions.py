@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
 import re
@@ -19,6 +20,7 @@ from tfaccel.extras.serving.servable import Servable
 logger = logging.getLogger("tfaccel")
 
 AVAILABLE, LOADING, START, END = "AVAILABLE", "LOADING", "START", "END"
+_M_MMAP_THRESHOLD, _MMAP_BYTES = -3, 1 << 17  # of glibc's malloc.h, and what it begins with
 _SHARD = re.compile(r"variables\.data-\d+-of-(\d+)")
 
 
@@ -171,7 +173,7 @@ class Versions:
         """
         if self._let_some_go:  # their graphs hold themselves, and requests in progress held them until now
             self._let_some_go = False
-            gc.collect()
+            give_back_memory()
         folders = self._folders()
         marks = {version: _mark(folder) for version, folder in folders.items()}
         whole = [
@@ -251,6 +253,24 @@ class Versions:
         if self._servables and not self.folder.is_dir():
             raise FileNotFoundError(f"{self.folder} is gone")
         return version_folders(self.folder)
+
+
+def keep_blocks_apart() -> None:
+    """Lets glibc allocate large blocks apart, however many of them are freed: so they can always be given back."""
+    _call_glibc("mallopt", _M_MMAP_THRESHOLD, _MMAP_BYTES)
+
+
+def give_back_memory() -> None:
+    """Frees dropped models, whose graphs hold themselves, and gives their memory back to the system."""
+    gc.collect()
+    _call_glibc("malloc_trim", 0)
+
+
+def _call_glibc(name: str, *numbers: int) -> None:
+    """Calls a function that only glibc has."""
+    function = getattr(ctypes.CDLL(None), name, None)
+    if function is not None:
+        function(*numbers)
 
 
 def _mark(folder: Path) -> Hashable:

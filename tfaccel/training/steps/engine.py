@@ -286,8 +286,7 @@ class Engine:
                 traced()
             is_new = len(made.functions) > num_graphs
             with self._compiling(is_new):
-                is_first = is_new and call_feed is feed
-                outputs = made.first_call(function, given, feed) if is_first else function(*given)
+                outputs = function(*given)
         done, state, own_logs, results, finite, waited, bad = outputs
         num_done = int(done)
         heartbeat.note(*(("training", num_done) if kind == "train" else ("evaluating", 0)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import keras
 import tensorflow as tf
 
-from tfaccel.data.feeds import CallFeed, Feed, GraphBatches, IteratorBatches
+from tfaccel.data.feeds import ArrayBatches, CallFeed, GraphBatches, IteratorBatches
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_random import noting_stateful_random
 from tfaccel.training.private.private_tensorflow import outside_variables, unsaved_state
@@ -96,6 +95,7 @@ class StepGraphs:
         self.functions: dict[tuple[Any, str, bool], Callable[..., Any]] = {}
         self.has_one_graph = False
         self._model, self._kind, self._replicas = engine.model, kind, engine.replicas
+        self._is_unsplit = engine.replicas.num_replicas == 1 and together is None and not steps.takes_fixed_shapes
         self._unsaved: dict[Callable[..., Any], str] = {}
         self._runs_no_step: set[Callable[..., Any]] = set()  # if it is asked for 0 steps
         self._graphs: dict[Callable[..., Any], tf.Graph] = {}
@@ -106,20 +106,24 @@ class StepGraphs:
         self._times_input = trains and options.times_input and not engine.on_tpu
 
     def function(self, feed: CallFeed, loop: bool, arguments: Any) -> Callable[..., Any]:
-        """The graph for batches of this kind, traced on first use.
+        """The graph for batches of this kind, traced on first use: one for all batches that are not split.
 
         `tf.random` operations keep their state in the graph. A step that uses one therefore gets a single graph for all
         batch sizes and window lengths, as in Keras, so that its random numbers do not repeat.
         """
         if self.has_one_graph:
             loop = self._kind != "predict" and not has_own_logs(self._model, self._kind)
-        specs, predicts = feed.signature(any_rows=self.has_one_graph), self._kind == "predict"
-        key = (feed.batches, str(specs), loop)
+        batches, predicts = feed.batches, self._kind == "predict"
+        # Keras then sees an unknown number of rows in every batch.
+        hides_rows = self._is_unsplit and isinstance(batches, ArrayBatches) and batches.has_partial_batch
+        any_rows = self.has_one_graph or hides_rows
+        specs = feed.signature(any_rows=any_rows)
+        key = (batches, str(specs), loop)
         if key in self.functions:
             return self.functions[key]
         stateful: list[bool] = []
         with noting_stateful_random(stateful, current_replica):
-            function: Any = self._predict_graph(feed.batches) if predicts else self._window_graph(feed.batches, loop)
+            function: Any = self._predict_graph(batches) if predicts else self._window_graph(batches, loop)
             if not self.run_eagerly:
                 function = tf.function(self._in_contexts(function, feed.spec), autograph=False, reduce_retracing=True)
                 traced = arguments if specs is None else (specs, tf.TensorSpec([], tf.int32))[: 1 if predicts else 2]
@@ -145,24 +149,6 @@ class StepGraphs:
         """
         if function in self._runs_no_step and self._replicas.num_workers == 1 and not self._is_on_tpu:
             function(arguments, tf.constant(0))
-
-    def first_call(self, function: Callable[..., Any], arguments: Any, feed: Feed) -> Any:
-        """Calls a new graph, in a thread while the graph for a smaller last batch is traced, if there will be one.
-
-        Only on one device, since `tf.device` applies to a single thread, and only if the graph runs no Python code,
-        which could call layers while tracing patches them.
-        """
-        is_alone = self._replicas.num_replicas == 1 and len(tf.config.list_logical_devices()) == 1
-        may_trace = is_alone and function in self._runs_no_step and not self.has_one_graph
-        smaller = feed.smaller_batch() if may_trace else None
-        if smaller is None or self.unsaved_state(function):
-            return function(*arguments)
-        with ThreadPoolExecutor(1, "tfaccel-first-call") as thread:
-            running = thread.submit(function, *arguments)
-            with contextlib.suppress(Exception):  # which the smaller batch raises when its turn comes
-                given, count = smaller.arguments(1)
-                self.optimize(self.function(smaller, True, (given, tf.constant(count))), given)
-            return running.result()
 
     def unsaved_state(self, function: Callable[..., Any]) -> str:
         """What a graph keeps from step to step that no checkpoint holds; "" if nothing is known."""

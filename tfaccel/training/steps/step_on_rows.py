@@ -83,7 +83,7 @@ class StepOnRows:
                 of_first[:] = of_first or [outputs]
                 return outputs
 
-            if isinstance(num_rows, int) and stop > start:
+            if num_replicas == 1 or (isinstance(num_rows, int) and stop > start):
                 return own()
             if skips and not isinstance(num_rows, int):
                 return tf.cond(stop > start, own, lambda: self._nothing_like(of_first[0]))
@@ -99,7 +99,7 @@ class StepOnRows:
                 return outputs
             return keras.tree.map_structure(lambda v: slice_rows(v, 0, stop - start), outputs)
 
-        self.inside_branch = skips and not (isinstance(num_rows, int) and num_rows >= num_replicas)
+        self.inside_branch = skips and num_replicas > 1 and not (isinstance(num_rows, int) and num_rows >= num_replicas)
         try:
             with same_generator_in_all_threads():
                 return self._replicas.strategy.run(same_numbers_on_replicas(on_replica), args=(denominators,))
@@ -131,7 +131,7 @@ class StepOnRows:
     def num_contributors(self, num_rows: Any, if_empty: str) -> Any:
         """Number of replicas that contribute gradients, including those with a borrowed row."""
         num_replicas = self._replicas.num_replicas
-        if if_empty == "borrow" or self.needs_every_replica:
+        if if_empty == "borrow" or self.needs_every_replica or num_replicas == 1:
             return num_replicas
         return min(num_rows, num_replicas) if isinstance(num_rows, int) else tf.minimum(num_rows, num_replicas)
 
