@@ -11,6 +11,7 @@ import json
 import shutil
 import statistics
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -62,6 +63,7 @@ def measure_reloads(name: str, model: Path, options: SuiteOptions) -> tuple[list
                 add_version(model, versions, number)
                 server.wait_for([number])
                 shutil.rmtree(versions / str(number - 1))
+                time.sleep(5 * _POLL_SECONDS)  # the old version is gone, and its last requests are answered
                 resident.append(server.resident_bytes())
                 if number % 10 == 1:
                     options.progress(f"{name}: {number - 1} of {num_reloads} reloads")

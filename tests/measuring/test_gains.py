@@ -6,6 +6,7 @@ import pytest
 
 from tfaccel.measuring.plan_search import Gains
 from tfaccel.measuring.report import NO_MOVE_LEFT, Candidate, MeasureOptions, Report
+from tfaccel.planning.moves import Move
 from tfaccel.planning.plan import Plan
 
 PLAIN = Plan(strategy="none", devices=("CPU:0",), global_batch_size=8)
@@ -23,6 +24,15 @@ def test_a_move_that_undoes_another_takes_its_gain_over():
     reasons = gains.reasons(THREADED)
     assert reasons["jit_compile"] == "Measured on this machine: XLA, 1.80 times the speed."
     assert reasons["inter_op_threads"] == "Measured on this machine: threads, 1.10 times the speed."
+
+
+def test_moves_that_undo_a_gain_are_known():
+    gains = Gains()
+    gains.won("first plan", 1.3, before=replace(PLAIN, dtype_policy="mixed_bfloat16"), after=PLAIN)
+    gains.won("kernels", 1.5, before=PLAIN, after=FUSED)
+    compiled = Move("XLA", (("jit_compile", True), ("fused_kernels", False)))
+    others = Move("kernels", (("fused_kernels", True),)), Move("precision", (("dtype_policy", "mixed_bfloat16"),))
+    assert gains.undone_by(compiled) and not any(map(gains.undone_by, others))
 
 
 def test_two_moves_at_once_have_one_gain():

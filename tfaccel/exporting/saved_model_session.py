@@ -6,6 +6,7 @@ are read. Models from TensorFlow 1 work too, including some that `tf.saved_model
 
 from __future__ import annotations
 
+import copy
 import mmap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -65,7 +66,7 @@ class SavedModelSession:
         if not allow_file_operations:
             check_graph(self.walk, files, folder)
         self.signatures = {
-            name: signature
+            name: copy.deepcopy(signature)  # one that belongs to the graph would keep all of it
             for name, signature in sorted(meta_graph.signature_def.items())
             if name != _INTERNAL and _is_plain(signature)
         }

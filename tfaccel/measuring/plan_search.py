@@ -181,7 +181,7 @@ class PlanSearch:
                 if self._can_recompute(plan):
                     waiting.insert(0, Move("rematerialization", (*move.changes, ("rematerialization", True))))
             else:
-                waiting = tried_again(move.axis, lost, gains, first) + waiting
+                waiting = tried_again(move.axis, lost, gains, first) + sorted(waiting, key=self._gains.undone_by)
         else:
             self._stopped_because = skipped or NO_MOVE_LEFT
         if not best.candidate.windows:  # no other plan could be compared with it
@@ -407,6 +407,11 @@ class Gains:
         names = [name for name in plan_field_names() if getattr(after, name) != getattr(before, name)]
         self._wins = [one for one in self._wins if one.kept(after)]
         self._wins.append(_Win(axis, speedup * undone, {name: getattr(after, name) for name in names}))
+
+    def undone_by(self, move: Move) -> bool:
+        """Whether a move changes what an earlier one won by: XLA after fused kernels, or the other way of threading."""
+        won = {name: value for one in self._wins if get_fields(one.axis) for name, value in one.changes.items()}
+        return any(won.get(name, value) != value for name, value in move.changes)
 
     def take_over(self, gains: Mapping[str, float], plan: Plan) -> None:
         """Takes over what an earlier search found on its way to a plan, in place of all but the rules' gain."""

@@ -171,7 +171,7 @@ class Versions:
 
         With `wait_for_rest`, a folder is loaded once nothing in it has changed since the last poll.
         """
-        if self._let_some_go:  # their graphs hold themselves, and requests in progress held them until now
+        if self._let_some_go:  # requests in progress may have held them until now
             self._let_some_go = False
             give_back_memory()
         folders = self._folders()
@@ -195,6 +195,8 @@ class Versions:
             is_old = version in self._servables and version not in newest
             if version not in folders or is_old or self._states[version].state == START:
                 self._let_go(version)
+        if self._let_some_go:
+            give_back_memory()
 
     def _next(self, whole: list[int]) -> int | None:
         """The newest version that is not served yet and not tried with its current content; None if there is none."""
