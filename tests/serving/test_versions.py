@@ -196,16 +196,19 @@ class Cyclic:
         self.itself = self
 
 
-def test_what_is_no_longer_served_is_freed_at_the_next_poll(folder):
+@pytest.mark.parametrize("is_used", [False, True])
+def test_what_is_no_longer_served_is_freed(folder, is_used):
     write_version(folder / "1")
     versions = Versions("pets", folder, lambda folder, version: Cyclic(), policy=VersionPolicy(latest=1))
     gc.disable()
     try:
         versions.load_all()
         first = weakref.ref(versions.get(None))
+        used = first() if is_used else None  # by a request in progress
         write_version(folder / "2")
         look(versions, 2)
-        assert (served(versions), first() is None) == ({2: "AVAILABLE"}, False)
+        assert (served(versions), first() is used) == ({2: "AVAILABLE"}, True)
+        del used
         look(versions, 1)
         assert first() is None
     finally:
