@@ -56,7 +56,7 @@ class SavedModelSession:
 
     Attributes:
         signatures: name -> `SignatureDef`, for signatures of plain tensors.
-        walk: the graph in the file.
+        walk: the graph in the file; whoever needs it no more deletes it.
     """
 
     def __init__(self, folder: Path, *, allow_file_operations: bool = False) -> None:
@@ -173,7 +173,7 @@ def _restore(session: Any, variables: Mapping[str, str], folder: Path) -> None:
     checkpoint = tf.train.load_checkpoint(str(folder / "variables" / "variables"))
     kinds, values, assigned = checkpoint.get_variable_to_dtype_map(), {}, []
     with session.graph.as_default():
-        for key, handle in variables.items():
+        for handle, key in variables.items():
             try:
                 resource = session.graph.get_tensor_by_name(handle)
             except KeyError:  # no signature needs it
@@ -186,11 +186,11 @@ def _restore(session: Any, variables: Mapping[str, str], folder: Path) -> None:
 
 
 def _restored_variables(walk: GraphWalk, operation: str, files: Mapping[str, str]) -> dict[str, str]:
-    """Name in the checkpoint -> the variable's handle; empty if the function that restores them does anything else."""
-    restore = walk.nodes[operation]
-    function = walk.functions.get(restore.attr["f"].func.name)
-    if function is None or any(node.op not in _RESTORING for node in function.node_def):
+    """A variable's handle -> its name in the checkpoint; empty if what restores them is no function, or does more."""
+    functions = [walk.functions[name] for name in walk.get_functions(walk.nodes[operation])]
+    if len(functions) != 1 or any(node.op not in _RESTORING for node in functions[0].node_def):
         return {}
+    [function] = functions
     nodes = {node.name: node for node in function.node_def}
     found = {}
     for node in function.node_def:
@@ -206,10 +206,12 @@ def _restored_variables(walk: GraphWalk, operation: str, files: Mapping[str, str
             return {}
         reading, assigning = (Place(one, function.signature.name) for one in (nodes[name], node))
         names, slices = walk.constant(reading, 1), walk.constant(reading, 2)
-        handle, prefix = walk.sources(assigning, 0), walk.sources(reading, 0)
-        if names is None or slices is None or any(_texts(slices)) or not (handle and prefix and prefix <= set(files)):
+        handles, prefixes = walk.sources(assigning, 0) or set(), walk.sources(reading, 0)
+        is_variable = len(handles) == 1 and all(walk.nodes[one].op == "VarHandleOp" for one in handles)
+        is_whole = names is not None and slices is not None and not any(_texts(slices))
+        if not (is_variable and is_whole and prefixes and prefixes <= set(files)):
             return {}
-        found[_texts(names)[int(place.removeprefix("tensors:"))]] = f"{handle.pop()}:0"
+        found[f"{handles.pop()}:0"] = _texts(names)[int(place.removeprefix("tensors:"))]
     return found
 
 
