@@ -58,7 +58,7 @@ def trained(fit, make, num_rows, epochs=3):
         (SubclassedModel, 42, 2),
     ],
 )
-def test_a_step_of_its_own_is_traced_as_seldom_as_by_keras(make, num_rows, most):
+def test_a_step_of_its_own_is_traced_no_more_often_than_by_keras(make, num_rows, most):
     of_keras, expected, weights = trained(keras.Model.fit, make, num_rows)
     num_traces, history, found = trained(tfaccel.fit, make, num_rows)
     assert num_traces == most <= of_keras
@@ -114,3 +114,27 @@ def test_logs_of_unknown_shape_are_still_reported():
     x = np.arange(72.0, dtype="float32").reshape(18, 4)
     history = tfaccel.fit(model, x, x[:, :1], batch_size=8, verbose=0, shuffle=False).history
     np.testing.assert_allclose(history["rows"][0], x[16:].mean(-1))
+
+
+class Traced(keras.layers.Layer):
+    num_traces = 0
+
+    def call(self, x):
+        self.num_traces += 1
+        return x
+
+
+def test_a_smaller_last_batch_is_not_traced_again():
+    x = np.random.default_rng(0).random((92, 4), "float32")
+    found = []
+    for fit in (keras.Model.fit, tfaccel.fit):
+        keras.utils.set_random_seed(0)
+        layer = Traced()
+        model = keras.Sequential([keras.Input((4,)), layer, keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", metrics=["mae"], jit_compile=False)
+        layer.num_traces = 0
+        history = fit(model, x, x[:, :1], batch_size=8, epochs=3, verbose=0).history
+        found.append((history, [one.tolist() for one in model.get_weights()]))
+        num_traces = layer.num_traces
+    assert num_traces == 1
+    assert found[0] == found[1]

@@ -56,7 +56,7 @@ class SavedModelSession:
 
     Attributes:
         signatures: name -> `SignatureDef`, for signatures of plain tensors.
-        walk: the graph in the file; whoever needs it no more deletes it.
+        walk: the graph in the file; it may be deleted to free its memory.
     """
 
     def __init__(self, folder: Path, *, allow_file_operations: bool = False) -> None:
@@ -133,9 +133,7 @@ def _session(walk: GraphWalk, signatures: Iterable[Any], files: Mapping[str, str
     meta_graph = walk.meta_graph
     has_values = meta_graph.saver_def.restore_op_name and (folder / "variables" / "variables.index").is_file()
     variables = _restored_variables(walk, meta_graph.saver_def.restore_op_name, files) if has_values else {}
-    definition = _without_saving(walk, signatures) if variables else type(meta_graph.graph_def)()
-    if not variables:
-        definition.CopyFrom(meta_graph.graph_def)
+    definition = _without_saving(walk, signatures) if variables else copy.deepcopy(meta_graph.graph_def)
     for node in definition.node:
         if node.name in files and node.op in _HOLDS_PATH:
             _hold(node, files[node.name])

@@ -409,7 +409,7 @@ class Gains:
         self._wins.append(_Win(axis, speedup * undone, {name: getattr(after, name) for name in names}))
 
     def undone_by(self, move: Move) -> bool:
-        """Whether a move changes what an earlier one won by: XLA after fused kernels, or the other way of threading."""
+        """Whether a move changes what an earlier one won by: XLA after fused kernels, or the opposite threads."""
         won = {name: value for one in self._wins if get_fields(one.axis) for name, value in one.changes.items()}
         return any(won.get(name, value) != value for name, value in move.changes)
 

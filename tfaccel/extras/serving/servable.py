@@ -239,7 +239,7 @@ class Servable:
         }
         self._alone = {name for name in self.signatures if self._model.writes(name)}
         if walk is not None:
-            del session.walk  # needed no more, and as large as the graph
+            del session.walk  # no longer needed, and as large as the graph
         self._is_exclusive = bool(self._alone) or self._is_row_by_row
         self._warm_up()
         self._observe = observe
