@@ -187,7 +187,8 @@ def test_micro_batches_keep_batch_normalization(find):
 
 @pytest.mark.slow
 def test_other_batches_are_tuned_if_asked_for(find):
-    fixed = {"inter_op_threads": None, "intra_op_threads": None, "jit_compile": False, "fused_kernels": False}
+    fixed = {"inter_op_threads": None, "intra_op_threads": None, "jit_compile": False}
+    fixed |= {"fused_kernels": False, "grappler_bfloat16": False}
     report = find("workload", measure={"tune_batch": True, "max_candidates": 5}, **fixed)
     assert {one.plan.global_batch_size for one in report.candidates} >= {32, 64, 128}
     assert find("workload", measure={"max_candidates": 2}, **fixed).plan.global_batch_size == 32

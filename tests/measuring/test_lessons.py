@@ -44,6 +44,12 @@ def test_what_gained_most_comes_first_and_what_lost_last():
     assert [lessons.pays(move) for move in MOVES] == [False, False, False, True]
 
 
+def test_what_is_doubtful_for_this_model_comes_last_whatever_it_gained_for_others():
+    doubtful = [replace(MOVES[0], is_doubtful=True), *MOVES[1:]]
+    lessons = Lessons([measured("precision", 1.6, dtype_policy="mixed_bfloat16")], 1)
+    assert axes(lessons.ordered(MOVES))[0] == "precision" and axes(lessons.ordered(doubtful))[-1] == "precision"
+
+
 def test_a_move_that_lost_a_little_once_is_tried_before_those_that_seldom_pay():
     lessons = Lessons([measured("precision", 0.95, dtype_policy="mixed_bfloat16")], 1)
     assert axes(lessons.ordered(MOVES)) == ["oneDNN", "precision", "kernels", "XLA"]
@@ -99,7 +105,7 @@ def test_a_search_that_was_taught_takes_less_time():
 
 def test_a_slow_plan_extends_a_budget_that_is_not_given():
     limits = SearchLimits(MeasureOptions())
-    limits.times.note(PLAIN, 40.0, start_seconds=5.0)
+    limits.times.note(PLAIN, 30.0, 10.0, start_seconds=5.0)
     assert limits.budget_seconds == pytest.approx(86.5)
     limits._began -= 60  # a second plan is always tried
     assert limits.why_not(FUSED, [Candidate(plan=PLAIN, axis=FIRST_PLAN, build_seconds=1.0)]) == ""

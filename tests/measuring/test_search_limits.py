@@ -18,7 +18,7 @@ LEFT_OUT = Candidate(plan=PLAN, axis="batch size", rejection="It would need an e
 
 def limits_after(seconds, **options):
     limits = SearchLimits(MeasureOptions(**options))
-    limits.times.note(PLAN, seconds)
+    limits.times.note(PLAN, seconds, 0.0)
     return limits
 
 
@@ -39,15 +39,22 @@ def test_a_plan_that_would_not_end_in_time_is_not_begun():
 
 def test_a_plan_is_expected_to_take_as_long_as_others_in_its_environment():
     limits, onednn = SearchLimits(MeasureOptions(budget_seconds=30)), replace(PLAN, onednn=True)
-    limits.times.note(PLAN, 25.0, start_seconds=8.0)
+    limits.times.note(PLAN, 25.0, 0.0, start_seconds=8.0)
     assert limits.why_not(onednn, MEASURED) == ""
     assert limits.why_not(onednn, MEASURED, is_new=True) == "The time was spent (budget_seconds=30)."
-    limits.times.note(onednn, 12.0)
+    limits.times.note(onednn, 12.0, 0.0)
     assert limits.times.expected(replace(onednn, fused_kernels=True)) == 12.0 + 1.5
     assert limits.times.expected(replace(PLAN, fused_kernels=True)) == 25.0 + 1.5
     assert limits.times.expected(replace(PLAN, accumulation_steps=2)) == 50.0 + 1.5
-    limits.times.note(replace(PLAN, accumulation_steps=2), 30.0)
-    assert limits.times.expected(replace(PLAN, accumulation_steps=2, inter_op_threads=1)) == 30.0 + 1.5
+    limits.times.note(replace(PLAN, accumulation_steps=2), 30.0, 0.0)
+    assert limits.times.expected(replace(PLAN, accumulation_steps=2, inter_op_threads=1)) == (25.0 + 30.0) / 2 + 1.5
+
+
+def test_a_plan_that_is_built_already_takes_less_time():
+    limits = SearchLimits(MeasureOptions(budget_seconds=10))
+    limits.times.note(PLAN, 6.0, 3.0)
+    assert limits.why_not(OTHER, MEASURED) == "The time was spent (budget_seconds=10)."
+    assert limits.why_not(OTHER, MEASURED, is_built=True) == ""
 
 
 def test_time_for_two_plans():
@@ -55,7 +62,7 @@ def test_time_for_two_plans():
     assert limits.allows_two(OTHER, duel_seconds=0.5)
     assert not limits.allows_two(OTHER, duel_seconds=1.5)
     assert not limits.allows_two(replace(PLAN, jit_compile=True), duel_seconds=0.5)
-    limits.times.note(PLAN, 10.0, start_seconds=3.0)
+    limits.times.note(PLAN, 10.0, 0.0, start_seconds=3.0)
     assert not limits.allows_two(OTHER, duel_seconds=0.5, is_new=True)
 
 

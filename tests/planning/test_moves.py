@@ -34,10 +34,22 @@ def test_bfloat16_in_small_steps_is_measured_last():
     def place_of_precision(step_operations):
         machine = Hardware(cpu_features=("AVX512_BF16",))
         found = [move.axis for move in moves(machine, DIGITS, {}, step_operations=step_operations)]
-        return found.index("precision") - found.index("kernels"), found[-1]
+        return found.index("precision") - found.index("kernels"), found[-2:]
 
     assert [place_of_precision(number)[0] for number in (None, 10**6)] == [1, 1]
-    assert place_of_precision(10**6 - 1)[1] == "precision"
+    assert place_of_precision(10**6 - 1)[1] == ["precision", "Grappler"]
+
+
+def test_models_whose_kernels_need_float32_try_threads_before_bfloat16():
+    def order(hardware, **facts):
+        found = [move.axis for move in moves(hardware, DIGITS, {}, **facts)]
+        return [axis for axis in found if axis in ("kernels", "precision", "threads", "Grappler")], found[-1]
+
+    machine = Hardware(cpu_features=("AVX512_BF16",), num_usable_cores=2)
+    assert order(machine)[0] == ["kernels", "precision", "Grappler", "threads", "threads"]
+    recurrent = order(machine, kernels_need_float32=True)
+    assert recurrent == (["kernels", "threads", "threads", "Grappler", "precision"], "precision")
+    assert order(GPU, kernels_need_float32=True) == order(GPU)  # they are for CPUs
 
 
 @pytest.mark.parametrize("number", [4, 8])

@@ -54,6 +54,19 @@ def main(parent, arguments):
 """
 
 
+OPTIONAL = """
+try:
+    import colorsys
+except ImportError:
+    colorsys = None
+
+def main(parent, arguments):
+    import colorsys as later
+    parent.send((colorsys is None, later.__name__))
+    return 0
+"""
+
+
 @pytest.fixture
 def server(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -83,6 +96,18 @@ def test_process_that_lets_its_connection_go_ends_by_itself(server, tmp_path):
     child = server.start("forgetful", "forked_forgetful", [], {})
     assert messages_of(server, child, count=1) == [[None]]
     assert child.status == 5
+
+
+def test_modules_are_left_out_while_others_are_loaded_and_can_be_imported_later(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "forked_optional.py").write_text(OPTIONAL)
+    server = ForkServer(["forked_optional"], folder=tmp_path, left_out=["colorsys", "json"])  # json is there already
+    try:
+        child = server.start("optional", "forked_optional", [], {})
+        assert messages_of(server, child, count=2) == [[(True, "colorsys"), None]]
+        assert child.status == 0
+    finally:
+        server.close()
 
 
 def test_processes_are_forks_of_one_that_has_loaded_its_modules(server, tmp_path):

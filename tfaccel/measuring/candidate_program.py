@@ -54,7 +54,11 @@ def _measure(connection: Connection, task: dict[str, Any]) -> None:
     with Runtime(plan, seed=seed) as runtime:
         steps = TimedSteps(workload, plan, runtime.strategy, seed=seed, marks_layers=task["marks_layers"])
         depends = steps.what_depends_on_micro_batches() if plan.accumulation_steps > 1 else ""
-        built = {"depends_on_micro_batches": depends, "num_parameters": steps.num_parameters}
+        built = {
+            "depends_on_micro_batches": depends,
+            "num_parameters": steps.num_parameters,
+            "kernels_need_float32": steps.kernels_need_float32,
+        }
         connection.send({"event": "built", "seconds": time.perf_counter() - started, **built})
         while (order := connection.recv()) is not None:
             if order == "cost":

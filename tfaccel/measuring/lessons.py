@@ -56,10 +56,14 @@ class Lessons:
         return bool(logs) and sum(logs) / len(logs) > math.log(_PAYS)
 
     def ordered(self, moves: Sequence[Move]) -> list[Move]:
-        """The moves, those first whose gain is expected to be largest: an average of the rules' guess and the gains."""
+        """The moves, those first whose gain is expected to be largest, by the rules' guess and the gains.
+
+        Moves that are doubtful for this model come last, whatever they gained for others.
+        """
 
         def expected(place: int) -> float:
             logs = self._logs(moves[place])
             return (_EXPECTED / (1 + place) + sum(logs)) / (1 + len(logs))
 
-        return [moves[place] for place in sorted(range(len(moves)), key=lambda place: -expected(place))]
+        places = sorted(range(len(moves)), key=lambda place: (moves[place].is_doubtful, -expected(place)))
+        return [moves[place] for place in places]

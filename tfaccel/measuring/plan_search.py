@@ -35,6 +35,7 @@ from tfaccel.planning.moves import (
     axes_of,
     get_fields,
     moves,
+    seldom_loses,
     tried_after_loss,
     tried_again,
 )
@@ -85,8 +86,10 @@ class PlanSearch:
         self._reference: Plan | None = None
         self._reference_losses: tuple[float, ...] | None = None
         self._step_operations: int | None = None
+        self._kernels_need_float32 = False
         self._limits = SearchLimits(options, is_taught=self._lessons.num_searches > 0)
         self._ahead: CandidateChild | None = None  # builds the plan after the next one
+        self._measured_since = 0.0  # by `time.monotonic`
         self.has_earlier = False
 
     def run(self, servers: CandidateServers, task: dict[str, Any]) -> None:
@@ -105,6 +108,7 @@ class PlanSearch:
         best = self._started(reference, FIRST_PLAN if reference == first else REFERENCE)
         if best is not None:
             self._step_operations = best.counted().step_operations
+            self._kernels_need_float32 = best.built["kernels_need_float32"]
         if best is not None and any(getattr(reference, name) != value for name, value in self._fixed.items()):
             best.end()
             self._note(
@@ -158,19 +162,19 @@ class PlanSearch:
             if plan is None or plan in self._candidates or (move.axis == "input" and waits_little):
                 continue
             if self._is_over(plan):
-                if not compiles_long(plan):
+                if not compiles_long(plan) and self._servers.has(plan):  # others would take as long
                     break
-                skipped, self._stopped_because = self._stopped_because, _INTERRUPTED  # others compile faster
+                skipped, self._stopped_because = self._stopped_because, _INTERRUPTED
                 continue
             if too_large := self._memory.why_not(plan, self._candidates):
                 self._note(Candidate(plan=plan, axis=move.axis, rejection=too_large))
                 continue
-            began = time.monotonic()
-            following = self._following(best, plan, waiting)
+            gains = self._gains.by_axis(best.candidate.plan)
+            following = self._following(best, move, waiting=tried_after_loss(move, gains, first) + waiting)
             challenger = self._started(plan, move.axis, following=following)
             before, best = best, self._better(best, challenger) or best
-            loading = challenger.start_seconds if challenger else 0.0
-            self._limits.times.note(plan, time.monotonic() - began - loading)
+            if challenger is not None:
+                self._note_times(challenger)
             gains = self._gains.by_axis(best.candidate.plan)
             if self._limits.is_taught and len(axes_of(move.axis)) > 1 and gains.get(move.axis, 1.0) < SMALL_GAIN:
                 self._limits.is_taught = False  # this model is unlike those before
@@ -194,20 +198,31 @@ class PlanSearch:
         best.end()
         self._drop_ahead()
 
-    def _following(self, best: CandidateChild, plan: Plan, waiting: Sequence[Move]) -> Candidate | None:
-        """The plan after the next one, if it may be built beside that: on CPUs, whose cores are idle while tracing."""
+    def _following(self, best: CandidateChild, move: Move, waiting: Sequence[Move]) -> Candidate | None:
+        """The plan after the next one, if it may be built beside that: on CPUs, whose cores are idle while tracing.
+
+        Args:
+            best: the best plan.
+            move: the next one.
+            waiting: those to try if it loses; if it seldom does, those of them that do not undo it go on from it.
+        """
+        plan = best.candidate.plan
+        if seldom_loses(move):
+            plan = move.applied_to(plan) or plan
+            won = dict(move.changes)
+            waiting = [one for one in waiting if all(won.get(name, value) == value for name, value in one.changes)]
         limit, is_cpu = self._memory.limit_bytes(plan), plan.devices[0].startswith("CPU")
         fits = limit is not None and _BUILT_AT_ONCE * (best.candidate.peak_bytes or limit) < limit
         if not (is_cpu and fits and len(self._candidates) + 1 < self._options.max_candidates):
             return None
-        for move in waiting:
-            following = move.applied_to(best.candidate.plan)
-            if following is None or following in self._candidates or following == plan:
+        for one in waiting:
+            following = one.applied_to(plan)
+            if following is None or following in {move.applied_to(best.candidate.plan), *self._candidates}:
                 continue
             seconds, is_new = shortest_duel(best), not self._servers.has(following)
-            is_quick = not (is_new or compiles_long(following) or move.axis in ("batch", "input"))
+            is_quick = not (is_new or compiles_long(following) or one.axis in ("batch", "input"))
             has_time = self._limits.allows_two(following, duel_seconds=seconds, is_new=is_new)
-            return Candidate(plan=following, axis=move.axis) if is_quick and has_time else None
+            return Candidate(plan=following, axis=one.axis) if is_quick and has_time else None
         return None
 
     def _drop_ahead(self) -> None:
@@ -244,9 +259,11 @@ class PlanSearch:
             allocators=installed_allocators(),
             tune_batch=self._options.tune_batch,
             step_operations=self._step_operations,
+            kernels_need_float32=self._kernels_need_float32,
         )
         found = [one for one in found if one.axis not in self._left_out]
-        found = self._lessons.ordered(found) if self._limits.is_taught else found
+        if self._limits.is_taught and not self._kernels_need_float32:  # which other models' gains say little about
+            found = self._lessons.ordered(found)
         return sorted(found, key=lambda move: move.axis != "input") if share_of_waiting > _MOSTLY_WAITING else found
 
     def _can_recompute(self, plan: Plan) -> bool:
@@ -254,8 +271,8 @@ class PlanSearch:
 
     def _is_over(self, plan: Plan) -> bool:
         """Whether a limit does not allow this further plan; notes which."""
-        is_new = not self._servers.has(plan)
-        reason = self._limits.why_not(plan, self._candidates.values(), is_new=is_new)
+        is_new, is_built = not self._servers.has(plan), self._ahead is not None and self._ahead.candidate.plan == plan
+        reason = self._limits.why_not(plan, self._candidates.values(), is_new=is_new, is_built=is_built)
         self._stopped_because = reason or self._stopped_because
         return bool(reason)
 
@@ -265,7 +282,6 @@ class PlanSearch:
         Args:
             following: a plan that is built meanwhile.
         """
-        began = time.monotonic()
         self._progress.started(plan, axis)
         child = self._new_child(plan, axis)
         self._candidates[plan] = child.candidate
@@ -273,13 +289,14 @@ class PlanSearch:
             if following is not None:
                 self._ahead = self._new_child(following.plan, following.axis)
                 self._ahead.order_first_steps(1)
-                child.build(1)
-                self._wait_for_ahead(self._ahead)
+            child.build(1)
+            self._wait_for_ahead()
+            self._measured_since = time.monotonic()
             losses = first_losses(child, self._reference_losses)
         except CandidateFailed as error:
             self._note_failure(child, error)
             return None
-        self._limits.times.note(plan, time.monotonic() - began - child.start_seconds, start_seconds=child.start_seconds)
+        self._note_times(child)
         if self._reference_losses is None:
             self._reference_losses = losses
         reference = self._reference or plan
@@ -291,12 +308,19 @@ class PlanSearch:
         self._candidates[plan] = child.candidate
         return child
 
-    def _wait_for_ahead(self, ahead: CandidateChild) -> None:
+    def _wait_for_ahead(self) -> None:
         """Waits until the other plan is built, so that it disturbs no measurement; one that fails is built again."""
-        try:
-            ahead.build(1)
-        except CandidateFailed:
-            self._drop_ahead()
+        if self._ahead is not None:
+            try:
+                self._ahead.build(1)
+            except CandidateFailed:
+                self._drop_ahead()
+
+    def _note_times(self, child: CandidateChild) -> None:
+        """Notes how long a plan took so far: to build it, and since then."""
+        building = (child.candidate.build_seconds or 0.0) + (child.candidate.first_step_seconds or 0.0)
+        measuring = time.monotonic() - self._measured_since
+        self._limits.times.note(child.candidate.plan, building, measuring, start_seconds=child.start_seconds)
 
     def _better(self, best: CandidateChild | None, challenger: CandidateChild | None) -> CandidateChild | None:
         """Runs both in turn; the loser's process ends."""

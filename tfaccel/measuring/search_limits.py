@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -44,7 +45,7 @@ class SearchLimits:
         >>> limits.of_one_plan
         120.0
         >>> plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=32)
-        >>> limits.times.note(plan, 5.0)
+        >>> limits.times.note(plan, 3.0, 2.0)
         >>> 15 < limits.of_one_plan <= 20
         True
     """
@@ -85,13 +86,13 @@ class SearchLimits:
         expected = self.times.expected(plan, is_new=is_new) + self.times.expected(plan) + 2 * duel_seconds
         return self.seconds + expected <= self.budget_seconds
 
-    def why_not(self, plan: Plan, candidates: Collection[Candidate], *, is_new: bool = False) -> str:
+    def why_not(self, plan: Plan, candidates: Collection[Candidate], **state: bool) -> str:
         """Why a further plan may not be measured; empty if it may.
 
         Args:
             plan: the plan.
             candidates: those so far.
-            is_new: whether its environment has yet to load TensorFlow.
+            **state: see `PlanTimes.expected`.
 
         Raises:
             PlanError: if time is up, and all that it allowed was one plan.
@@ -102,7 +103,7 @@ class SearchLimits:
             count = "One plan was" if len(measured) == 1 else f"{len(measured)} plans were"
             return f"{count} measured (max_candidates={options.max_candidates})."
         budget = self.budget_seconds
-        has_time = self.seconds + self.times.expected(plan, is_new=is_new) <= budget
+        has_time = self.seconds + self.times.expected(plan, **state) <= budget
         if has_time or (len(measured) == 1 and options.budget_seconds is None):
             return ""
         if len(measured) == 1:
@@ -174,7 +175,7 @@ def compiles_long(plan: Plan) -> bool:
 
 
 class PlanTimes:
-    """The seconds from the start of each plan's process to the end of its last window.
+    """The seconds that plans took: to be built with their first step, and then to be checked and measured.
 
     The time until a new environment has loaded TensorFlow is kept apart, since other plans do without.
 
@@ -185,9 +186,9 @@ class PlanTimes:
         >>> plain = Plan(strategy="none", devices=("CPU:0",), global_batch_size=32)
         >>> compiled = Plan(strategy="none", devices=("CPU:0",), global_batch_size=32, jit_compile=True)
         >>> times = PlanTimes()
-        >>> times.note(plain, 4.0, start_seconds=6.0)
-        >>> times.expected(plain), times.expected(compiled)
-        (5.5, 7.5)
+        >>> times.note(plain, 3.0, 1.0, start_seconds=6.0)
+        >>> times.expected(plain), times.expected(plain, is_built=True), times.expected(compiled)
+        (5.5, 2.5, 7.5)
         >>> times.expected(Plan(strategy="none", devices=("CPU:0",), global_batch_size=32, xla_auto_clustering=True))
         17.5
         >>> times.expected(plain, is_new=True)
@@ -196,30 +197,35 @@ class PlanTimes:
 
     def __init__(self) -> None:
         self.start_seconds = 0.0
-        self._seconds: dict[Plan, float] = {}
+        self._seconds: dict[Plan, tuple[float, float]] = {}
 
-    def note(self, plan: Plan, seconds: float, *, start_seconds: float = 0.0) -> None:
+    def note(self, plan: Plan, building: float, measuring: float, *, start_seconds: float = 0.0) -> None:
         """Notes how long a plan took, without the time that its environment took to load TensorFlow."""
-        self._seconds[plan] = seconds
+        self._seconds[plan] = building, measuring
         self.start_seconds = max(self.start_seconds, start_seconds)
 
-    def expected(self, plan: Plan, *, is_new: bool = False) -> float:
+    def expected(self, plan: Plan, *, is_new: bool = False, is_built: bool = False) -> float:
         """The time that a plan is likely to take, and the end of the search.
 
-        It is that of the slowest one so far, of those that XLA compiles or the others, in the same environment if there
-        was one. `is_new` tells that its environment has yet to load TensorFlow.
+        It is the mean of those so far that XLA compiles or of the others, in the same environment if there was one.
+
+        Args:
+            plan: the plan.
+            is_new: whether its environment has yet to load TensorFlow.
+            is_built: whether it has been built already.
         """
         alike = {one: seconds for one, seconds in self._seconds.items() if compiles_long(one) == compiles_long(plan)}
         near = [seconds for one, seconds in alike.items() if get_environment(one) == get_environment(plan)]
-        longest = max(near or alike.values(), default=self.longest)
+        known = near or [*alike.values()] or [*self._seconds.values()]
+        building, measuring = map(statistics.fmean, zip(*known, strict=True)) if known else (0.0, 0.0)
         factor = _COMPILES_LONGER if compiles_long(plan) else 1.0
         if plan.xla_auto_clustering and not any(one.xla_auto_clustering for one in self._seconds):
             factor = _CLUSTERS_LONGER
         if plan.accumulation_steps > 1 and not any(one.accumulation_steps > 1 for one in self._seconds):
             factor *= _SPLITS_LONGER
-        return longest * factor + _END_SECONDS + is_new * self.start_seconds
+        return factor * (measuring + (not is_built) * building) + _END_SECONDS + is_new * self.start_seconds
 
     @property
     def longest(self) -> float:
-        """The longest time so far."""
-        return max(self._seconds.values(), default=0.0)
+        """The longest time of a plan so far."""
+        return max(map(sum, self._seconds.values()), default=0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tfaccel.errors import PlanError
@@ -18,7 +18,7 @@ MEASURED = "Measured on this machine"  # how the reason of a measured choice beg
 
 # In the order in which they are tried: those with the largest gains first; rematerialization where memory ran out.
 _ORDER = (
-    *("oneDNN", "kernels", "precision", "threads", "XLA", "batch", "devices", "Grappler", "input", "communication"),
+    *("oneDNN", "kernels", "precision", "Grappler", "threads", "XLA", "batch", "devices", "input", "communication"),
     *("GPU threads", "allocator", "clustering", "micro-batches", "steps", "rematerialization"),
 )
 AXES: Mapping[str, tuple[str, ...]] = {
@@ -48,10 +48,12 @@ class Move:
     Args:
         axis: a key of `AXES`.
         changes: field -> new value.
+        is_doubtful: whether it rarely pays for this model on this machine, and so is tried after the others.
     """
 
     axis: str
     changes: tuple[tuple[str, Any], ...]
+    is_doubtful: bool = field(default=False, compare=False, repr=False)
 
     def applied_to(self, plan: Plan) -> Plan | None:
         """The changed plan; None if it would be the same plan, or one that contradicts itself.
@@ -95,12 +97,17 @@ def at_once(plan: Plan, first_two: Sequence[Move]) -> tuple[Move, Plan] | None:
         True
     """
     moved = [one.applied_to(plan) for one in first_two]
-    if len(moved) < 2 or None in moved or any(one.axis not in _SAFE for one in first_two):
+    if len(moved) < 2 or None in moved or not all(map(seldom_loses, first_two)):
         return None
     first, second = first_two
     combined = Move(f"{first.axis}{_AND}{second.axis}", (*first.changes, *second.changes))
     changed = combined.applied_to(plan)
     return None if changed is None else (combined, changed)
+
+
+def seldom_loses(move: Move) -> bool:
+    """Whether a move pays for most models: precision, kernels or oneDNN, unless it is doubtful for this one."""
+    return not move.is_doubtful and set(axes_of(move.axis)) <= set(_SAFE)
 
 
 def tried_again(axis: str, lost: Sequence[Move], gains: Mapping[str, float], first: Plan) -> list[Move]:
@@ -165,6 +172,7 @@ def moves(
     allocators: Sequence[str] = (),
     tune_batch: bool = False,
     step_operations: int | None = None,
+    kernels_need_float32: bool = False,
 ) -> list[Move]:
     """The moves worth measuring on this machine, those with the largest expected gains first.
 
@@ -176,6 +184,7 @@ def moves(
         allocators: memory allocators that are installed.
         tune_batch: whether the global batch size may change, which changes what is computed.
         step_operations: see `candidate_plans`. In small steps, casts outweigh what a CPU gains by bfloat16.
+        kernels_need_float32: whether the model's fused kernels are for float32, so that a dtype policy excludes them.
 
     Example:
         >>> digits = Workload("digits", object, dict, lambda *args, **kwargs: None, global_batch_size=64)
@@ -189,7 +198,6 @@ def moves(
     further += [_OF_KERAS] if first.jit_compile and first.fused_kernels else []
     further += [*_memory_moves(first, allocators), *_graph_moves(first, hardware)]
     further += batch_moves(first) if tune_batch else []
-    order = list(AXES)
     further += _input_moves(first, hardware, workload)
     found = [_alone(move) for move in [*found, *further]]
     if isinstance(workload.build_model, RebuiltModel):
@@ -197,7 +205,15 @@ def moves(
     found = [move for move in found if all(fixed.get(name, value) == value for name, value in move.changes)]
     on_cpu = first.devices[0].startswith("CPU")
     is_small = on_cpu and step_operations is not None and step_operations < _SMALL_STEP
-    return sorted(dict.fromkeys(found), key=lambda move: (_is_doubtful(move, is_small), order.index(move.axis)))
+    doubtful = ("precision", "Grappler") if is_small else ("precision",) if on_cpu and kernels_need_float32 else ()
+    found = [  # without oneDNN, a CNN was 26 times as slow
+        replace(one, is_doubtful=("onednn", False) in one.changes or one.axis in doubtful)
+        for one in dict.fromkeys(found)
+    ]
+    order: dict[str, float] = {axis: place for place, axis in enumerate(_ORDER)}
+    if kernels_need_float32:  # many small operations, which run well side by side
+        order["Grappler"] = order["threads"] + 0.5
+    return sorted(found, key=lambda move: (move.is_doubtful, order[move.axis]))
 
 
 def _alone(move: Move) -> Move:
@@ -208,11 +224,6 @@ def _alone(move: Move) -> Move:
     elif dict(move.changes).get("dtype_policy", "float32") != "float32":
         without = (("grappler_bfloat16", False),)
     return Move(move.axis, (*move.changes, *without))
-
-
-def _is_doubtful(move: Move, is_small: bool) -> bool:
-    """Whether the move rarely pays: bfloat16 in small steps; or oneDNN off, which made a CNN 26 times as slow."""
-    return ("onednn", False) in move.changes or (is_small and move.axis == "precision")
 
 
 def _between(first: Plan, other: Plan) -> Iterator[Move]:

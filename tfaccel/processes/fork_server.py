@@ -67,9 +67,17 @@ class ForkServer:
         preload: modules loaded once, for all processes.
         folder: folder for logs.
         environment: what to add to the environment; None removes a name.
+        left_out: modules that those of `preload` do without, though they would import them if they are installed.
     """
 
-    def __init__(self, preload: Sequence[str], *, folder: Path, environment: Environment | None = None) -> None:
+    def __init__(
+        self,
+        preload: Sequence[str],
+        *,
+        folder: Path,
+        environment: Environment | None = None,
+        left_out: Sequence[str] = (),
+    ) -> None:
         self._folder = folder
         self._log = folder / "fork_server.log"
         self._children: dict[str, ForkedChild] = {}
@@ -78,7 +86,7 @@ class ForkServer:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             number = theirs.fileno()
-            command = [sys.executable, "-m", _PROGRAM, str(number), *preload]
+            command = [sys.executable, "-m", _PROGRAM, str(number), *preload, *(f"-{name}" for name in left_out)]
             self._server = Child(command, environment=environment, pass_fds=[number], log=self._log)
 
     def start(self, kind: str, module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> ForkedChild:

@@ -1,6 +1,6 @@
 """Loads modules once, then forks processes on request.
 
-    python -m tfaccel.processes.fork_server_program DESCRIPTOR MODULE ...
+    python -m tfaccel.processes.fork_server_program DESCRIPTOR MODULE ... [-MODULE ...]
 
 The descriptor is that of a socket: orders for processes come from it, each with the descriptor of the process's own
 connection, and how they ended goes back. They are all ended when nobody holds its other end. The modules are loaded
@@ -33,8 +33,13 @@ def main(argv: list[str]) -> int:
     """Forks processes until the owner is gone; returns the exit status."""
     owner = socket.socket(fileno=int(argv[1]))
     collect_less_often()
+    left_out = {name[1:] for name in argv[2:] if name.startswith("-")} - {*sys.modules}
+    sys.modules.update(dict.fromkeys(left_out))  # type: ignore[arg-type]  # None: an import fails
     for module in argv[2:]:
-        import_module(module)
+        if not module.startswith("-"):
+            import_module(module)
+    for name in left_out:
+        del sys.modules[name]
     keep_loaded_objects()
     running: dict[int, str] = {}
     try:

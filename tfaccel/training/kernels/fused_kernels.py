@@ -25,7 +25,7 @@ import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -422,3 +422,21 @@ def fused_kernels(model: keras.Model) -> contextlib.AbstractContextManager[None]
 def kernels_in_xla(model: keras.Model) -> contextlib.AbstractContextManager[None]:
     """While tracing a training step that XLA compiles for GPUs: attention is one kernel where it can be."""
     return attributes_of_each((layer, flash_kernel(layer)) for layer in private_api.all_layers(model))
+
+
+def kernels_need_float32(model: keras.Model) -> bool:
+    """Whether most weights of a model, but for embeddings, are those of layers whose fused kernels are for float32.
+
+    Example:
+        >>> recurrent = keras.Sequential([keras.Input((8, 4)), keras.layers.GRU(16), keras.layers.Dense(2)])
+        >>> kernels_need_float32(recurrent)
+        True
+    """
+
+    def num_weights(layers: Iterable[keras.layers.Layer]) -> int:
+        return sum(math.prod(one.shape) for layer in layers for one in layer.trainable_variables)
+
+    layers = private_api.all_layers(model)
+    recurrent = [layer for layer in layers if fused_lstm(layer) or fused_gru(layer)]
+    embeddings = [layer for layer in layers if isinstance(layer, keras.layers.Embedding)]
+    return num_weights(recurrent) > (num_weights([model]) - num_weights(embeddings)) / 2

@@ -18,6 +18,7 @@ from tfaccel.data.feeds import Feed
 from tfaccel.hardware.gpu import GpuMeter, visible_gpu_ids
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
+from tfaccel.training.kernels.fused_kernels import kernels_need_float32
 from tfaccel.training.proof.micro_batches import what_depends_on_micro_batches
 from tfaccel.training.run.changed_run import why_epochs_differ
 from tfaccel.training.run.performance import TimedWindow
@@ -73,6 +74,11 @@ class TimedSteps:
         found = what_depends_on_micro_batches(self._engine.model, replicas, batch, sums_duplicates=summed)
         whole = replace(plan, accumulation_steps=1)
         return found or why_epochs_differ(workload, whole) or ""
+
+    @property
+    def kernels_need_float32(self) -> bool:
+        """Whether the model's fused kernels are for float32 only, as those of LSTM and GRU are."""
+        return kernels_need_float32(self._engine.model)
 
     @property
     def num_parameters(self) -> int:
