@@ -22,10 +22,10 @@ BUDGET = {
     "keras_file": 350,
     "launching": 1_100,
     "layers": 50,
-    "measuring": 4_310,
+    "measuring": 4_350,
     "models": 1_750,
     "ops": 50,
-    "planning": 5_370,
+    "planning": 5_375,
     "processes": 1_320,
     "reporting": 2_800,
     "training": 4_400,
@@ -36,7 +36,7 @@ BUDGET = {
     "training.stages": 850,
     "training.steps": 7_250,
     "training.workers": 850,
-    "tuning": 4_400,
+    "tuning": 4_480,
 }
 MAX_FILES = 395
 

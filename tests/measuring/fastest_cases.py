@@ -150,3 +150,16 @@ def deep() -> tfaccel.Workload:
 
     x = np.zeros((8192, 16), "float32")
     return tfaccel.Workload.of(build, x, x[:, :1], batch_size=4096)
+
+
+def words() -> tfaccel.Workload:
+    """A language model whose logits take most of the memory."""
+
+    def build() -> keras.Model:
+        layers = [keras.Input((128,)), keras.layers.Embedding(8192, 8), keras.layers.Dense(8192)]
+        model = keras.Sequential(layers)
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model
+
+    x = np.zeros((64, 128), "int32")
+    return tfaccel.Workload.of(build, x, x, batch_size=32)

@@ -231,17 +231,21 @@ def test_batches_that_exceed_the_memory_are_not_tried(find):
 
 
 @pytest.mark.slow
-def test_a_plan_that_runs_out_of_memory_is_measured_with_recomputed_activations(find):
-    limit = {"TF_MKL_ALLOC_MAX_BYTES": str(90 * 10**6), "TF_ENABLE_ONEDNN_OPTS": "1"}  # of oneDNN's allocator
+@pytest.mark.parametrize(("case", "megabytes", "axis"), [("deep", 90, "rematerialization"), ("words", 100, "logits")])
+def test_a_plan_that_runs_out_of_memory_is_measured_with_less(find, case, megabytes, axis):
+    limit = {"TF_MKL_ALLOC_MAX_BYTES": str(megabytes * 10**6), "TF_ENABLE_ONEDNN_OPTS": "1"}  # of oneDNN's allocator
     for _ in range(4):
-        report = find("deep", measure={"max_candidates": 2}, env=limit)
+        report = find(case, measure={"max_candidates": 2}, env=limit)
         if isinstance(report, Report):
             break
         assert "SIGSEGV" in report[1]  # what oneDNN sometimes does without memory, in place of an error
-    kept, recomputed = report.candidates
+    kept, smaller = report.candidates
     assert kept.failure
-    assert recomputed.axis == "rematerialization"
-    assert report.plan.rematerialization
+    assert smaller.axis == axis
+    assert (report.plan.rematerialization, report.plan.logit_chunks) == {
+        "rematerialization": (True, 1),
+        "logits": (False, 16),
+    }[axis]
 
 
 PLAN = Plan(strategy="none", devices=("CPU:0",), global_batch_size=32)

@@ -1,5 +1,11 @@
 """A workload of arrays to cut into folds."""
 
+import dataclasses
+import os
+import signal
+import time
+from pathlib import Path
+
 import numpy as np
 
 from tfaccel import Workload
@@ -31,3 +37,21 @@ def workload(*, learning_rate: float = 0.1):
 def space(hp):
     """Two good trials, one of which is as good as the other, and a bad one."""
     return {"learning_rate": hp.Choice("learning_rate", [0.1, 0.11, 30.0])}
+
+
+def noting_processes(*, learning_rate: float = 0.1):
+    """As `workload`; each model is built slowly, and notes its process. With ENDS_HELPER, all but the first one die."""
+    made = workload(learning_rate=learning_rate)
+    build = made.build_model
+
+    def build_model():
+        noted = Path(os.environ["PROCESSES"])
+        known = noted.read_text().split() if noted.exists() else []
+        with noted.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        if "ENDS_HELPER" in os.environ and known and known[0] != str(os.getpid()):
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(2)
+        return build()
+
+    return dataclasses.replace(made, build_model=build_model)

@@ -6,7 +6,10 @@ import signal
 import statistics
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
 import fold_cases
 import pytest
@@ -17,11 +20,12 @@ from tfaccel.data.folds import cut_fold
 from tfaccel.data.given_data import GivenArrays
 from tfaccel.errors import SearchError
 from tfaccel.processes.child import NO_INPUT, Child
+from tfaccel.training.run.run_dir import RunIdentity
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.options import SearchOptions
 from tfaccel.tuning.search import search
 from tfaccel.tuning.search_result import SearchResult, TrialRow
-from tfaccel.tuning.trial_run import lost_cause, train_folds
+from tfaccel.tuning.trial_run import TrialRunner, lost_cause
 
 HERE = Path(__file__).parent
 PLAN = {"dtype_policy": "float32", "strategy": "none"}
@@ -74,22 +78,38 @@ def test_data_that_cannot_be_cut(tmp_path, logical_devices):
         search(search_cases.workload, search_cases.build, run_dir=tmp_path / "run", folds=3)
 
 
-def test_finished_folds_are_kept(tmp_path):
-    (tmp_path / "tuner" / "trial_7").mkdir(parents=True)
-    begun = []
+class OfFolds(TrialRunner):
+    """Its score is the number of the fold; a fold may be interrupted."""
 
-    def one(fold):
-        begun.append(fold)
-        if begun == [0, 1]:
+    begun: ClassVar[list[int]] = []
+
+    def _execution(self, trial_id, hp, execution, *, fold=None):
+        self.begun.append(fold)
+        if self.begun == [0, 1]:
             raise KeyboardInterrupt
-        return {"status": "completed", "cause": None, "score": float(fold), "metrics": {}}
+        return {"status": "completed", "cause": None, "score": float(fold), "metrics": {}, "train_seconds": 1.0}
 
+
+def test_finished_folds_are_kept_and_those_of_other_workers_awaited(tmp_path):
     folder = tmp_path / "tuner" / "trial_7"
+    folder.mkdir(parents=True)
+    options = SimpleNamespace(options=SearchOptions(folds=4), tuner=None)
+    runner = OfFolds(maker=options, objective=LOSS, builds_models=True, identity=RunIdentity(tmp_path))
     with pytest.raises(KeyboardInterrupt):
-        train_folds(one, 3, folder=folder, objective=LOSS)
-    outcomes = train_folds(one, 3, folder=folder, objective=LOSS)
-    assert begun == [0, 1, 1, 2]
-    assert outcomes[-1]["fold_scores"] == (0.0, 1.0, 2.0)
+        runner.run("7", SimpleNamespace(values={}))
+    waited = []
+
+    def claim(trial_id, fold):  # another worker trains the second fold, and is done once it has been asked for
+        return fold != 1
+
+    def sign():
+        waited.append(sorted(path.name for path in folder.glob("fold_*.json")))
+        runner.train_fold("7", None, 1)
+
+    row = replace(runner, claim=claim, sign=sign).run("7", SimpleNamespace(values={}))
+    assert OfFolds.begun == [0, 1, 2, 3, 1]
+    assert waited == [["fold_0.json", "fold_2.json", "fold_3.json"]]
+    assert (row.fold_scores, row.score) == ((0.0, 1.0, 2.0, 3.0), 1.5)
 
 
 @pytest.mark.parametrize(
@@ -136,6 +156,48 @@ found = tfaccel.search(
 )
 print(json.dumps([[row.trial_id, row.hyperparameters, row.score, list(row.fold_scores)] for row in found.rows]))
 """
+
+
+BESIDE = """
+import json, sys
+import fold_cases, tfaccel
+
+found = tfaccel.search(
+    fold_cases.noting_processes,
+    fold_cases.space,
+    run_dir=sys.argv[1],
+    folds=3,
+    max_trials=1,
+    epochs=2,
+    seed=1,
+    parallel=int(sys.argv[2]),
+    plan_fields={"dtype_policy": "float32", "strategy": "none"},
+)
+print(json.dumps([[row.status, row.score, list(row.fold_scores)] for row in found.rows]))
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_without_a_trial_trains_folds_of_another(tmp_path):
+    def search_with(parallel, **environment):
+        file = tmp_path / f"processes_{parallel}{len(environment)}"
+        child = Child(
+            [sys.executable, "-c", BESIDE, str(tmp_path / file.name.replace("processes", "run")), str(parallel)],
+            pipes=("stdout",),
+            stdin=NO_INPUT,
+            environment={"PROCESSES": str(file), **environment},
+        )
+        with child:
+            out = child.process.stdout.read()
+            assert child.process.wait() == 0, child.output()
+        return json.loads(out.splitlines()[-1]), set(file.read_text().split())
+
+    alone, one = search_with(1)
+    beside, two = search_with(2)
+    assert beside == alone
+    assert (len(one), len(two)) == (1, 2)
+    killed, _ = search_with(2, ENDS_HELPER="1")
+    assert killed == alone  # the worker of the trial trains that fold itself
 
 
 @pytest.mark.slow

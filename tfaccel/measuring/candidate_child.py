@@ -28,6 +28,7 @@ from tfaccel.training.run.performance import TimedWindow
 FailureKind = Literal["memory", "time", "loss", "other"]
 _ABORTED_WITHOUT_MEMORY = re.compile(r"std::bad_alloc|Unable to allocate|Cannot allocate memory|\bOOM\b")
 _END_SECONDS = 5.0
+_LONG_STEP_SECONDS = 0.01
 PROGRAM = "tfaccel.measuring.candidate_program"
 # Keras imports them for plots and wrappers, where they are installed: a fifth of the time of `import tensorflow`.
 _LEFT_OUT = ("matplotlib", "sklearn", "IPython")
@@ -197,6 +198,7 @@ class CandidateChild(TimedChild):
         self.candidate = Candidate(plan=plan, axis=axis)
         self._first: TimedWindow | None = None
         self.start_seconds = 0.0
+        self._is_counting = False
         task = {**task, "plan": plan.to_json(), "marks_layers": marks_layers}
         super().__init__(server, PROGRAM, task, name=f"candidate-{axis}", limit_seconds=limit_seconds)
 
@@ -230,7 +232,9 @@ class CandidateChild(TimedChild):
         Raises:
             CandidateFailed: as `build`; or if it cannot be counted, since a shape or a loop depends on the data.
         """
-        self._child.send("cost")
+        if not self._is_counting:
+            self._child.send("cost")
+        self._is_counting = False
         answer = self._answer("count the operations of a step")
         if answer["uncounted"]:
             raise CandidateFailed(answer["uncounted"], self)
@@ -251,6 +255,19 @@ class CandidateChild(TimedChild):
             self.candidate = replace(self.candidate, step_operations=self.step_cost().matrix_flops)
         return self.candidate
 
+    def counted_beside(self) -> int | None:
+        """As `counted`, but of a step of 10 ms or more only before the next window: until then, other plans are built.
+
+        Returns:
+            The number of operations, if it is known already.
+        """
+        window = self.last_window
+        if window is None or window.seconds / window.num_steps < _LONG_STEP_SECONDS:
+            return self.counted().step_operations
+        self._child.send("cost")
+        self._is_counting = True
+        return None
+
     def fail(self, cause: str) -> Candidate:
         """Notes why it could not be measured, and ends the process."""
         self.candidate = replace(self.candidate, failure=cause)
@@ -258,6 +275,8 @@ class CandidateChild(TimedChild):
         return self.candidate
 
     def _window(self, num_steps: int, doing: str) -> TimedWindow:
+        if self._is_counting:
+            self.counted()
         window = super()._window(num_steps, doing)
         self.candidate = replace(self.candidate, peak_bytes=self.peak_bytes)
         return window

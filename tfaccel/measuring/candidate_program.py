@@ -58,6 +58,7 @@ def _measure(connection: Connection, task: dict[str, Any]) -> None:
             "depends_on_micro_batches": depends,
             "num_parameters": steps.num_parameters,
             "kernels_need_float32": steps.kernels_need_float32,
+            "vocabulary_size": steps.vocabulary_size,
         }
         connection.send({"event": "built", "seconds": time.perf_counter() - started, **built})
         while (order := connection.recv()) is not None:

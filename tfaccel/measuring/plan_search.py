@@ -25,7 +25,7 @@ from tfaccel.measuring.report import (
     Report,
     SearchProgress,
 )
-from tfaccel.measuring.search_limits import SearchLimits, SearchMemory, compiles_long
+from tfaccel.measuring.search_limits import SearchLimits, SearchMemory, compiles_long, saves_memory
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.moves import (
     MEASURED,
@@ -107,7 +107,7 @@ class PlanSearch:
                 servers.of(plan)  # new environments load TensorFlow side by side
         best = self._started(reference, FIRST_PLAN if reference == first else REFERENCE)
         if best is not None:
-            self._step_operations = best.counted().step_operations
+            self._step_operations = best.counted_beside()
             self._kernels_need_float32 = best.built["kernels_need_float32"]
         if best is not None and any(getattr(reference, name) != value for name, value in self._fixed.items()):
             best.end()
@@ -121,8 +121,8 @@ class PlanSearch:
             best = self._better(best, self._started(first, FIRST_PLAN))
         if self._earlier is not None:
             best = self._continued(best, self._earlier)
-        if best is None and first in self._candidates and self._can_recompute(first):
-            best = self._better(None, self._started(replace(first, rematerialization=True), "rematerialization"))
+        for move in self._memory.remedies(first, self._fixed) if best is None else ():
+            best = best or self._better(None, self._started(replace(first, **dict(move.changes)), move.axis))
         if best is None:
             raise self._no_plan()
         self._move_from(best)
@@ -181,11 +181,11 @@ class PlanSearch:
                 waiting = self._moves(best.share_of_waiting)
             if best is before:
                 lost.append(move)
-                waiting = tried_after_loss(move, gains, first) + waiting
-                if self._can_recompute(plan):
-                    waiting.insert(0, Move("rematerialization", (*move.changes, ("rematerialization", True))))
+                less = [Move(one.axis, move.changes + one.changes) for one in self._memory.remedies(plan, self._fixed)]
+                waiting = less + tried_after_loss(move, gains, first) + waiting
             else:
-                waiting = tried_again(move.axis, lost, gains, first) + sorted(waiting, key=self._gains.undone_by)
+                others = [one for one in waiting if not (saves_memory(move) and saves_memory(one))]
+                waiting = tried_again(move.axis, lost, gains, first) + sorted(others, key=self._gains.undone_by)
         else:
             self._stopped_because = skipped or NO_MOVE_LEFT
         if not best.candidate.windows:  # no other plan could be compared with it
@@ -194,7 +194,9 @@ class PlanSearch:
             except CandidateFailed as error:
                 self._note_failure(best, error)
                 raise self._no_plan() from error
-        self._candidates[best.candidate.plan] = best.candidate if self._step_operations else best.counted()
+        if not any(one.step_operations for one in self._candidates.values()):
+            best.counted()
+        self._candidates[best.candidate.plan] = best.candidate
         best.end()
         self._drop_ahead()
 
@@ -226,9 +228,9 @@ class PlanSearch:
         return None
 
     def _drop_ahead(self) -> None:
-        if self._ahead is not None:
-            self._ahead.end()
-            self._ahead = None
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.end()
 
     def _new_child(self, plan: Plan, axis: str) -> CandidateChild:
         """A process for a plan, which may be running already."""
@@ -265,9 +267,6 @@ class PlanSearch:
         if self._limits.is_taught and not self._kernels_need_float32:  # which other models' gains say little about
             found = self._lessons.ordered(found)
         return sorted(found, key=lambda move: move.axis != "input") if share_of_waiting > _MOSTLY_WAITING else found
-
-    def _can_recompute(self, plan: Plan) -> bool:
-        return "rematerialization" not in self._fixed and self._memory.would_fit_recomputed(plan)
 
     def _is_over(self, plan: Plan) -> bool:
         """Whether a limit does not allow this further plan; notes which."""
@@ -372,14 +371,13 @@ class PlanSearch:
         chosen = self._candidates[self._chosen]
         reasons = {**dict(self._chosen.reasons), **self._gains.reasons(self._chosen)}
         self._candidates[self._chosen] = replace(chosen, plan=replace(chosen.plan, reasons=tuple(reasons.items())))
-        earlier = 0.0 if self._earlier is None else self._earlier.seconds
         unchecked = self._reference is not None and self._candidates[self._reference].failure
         return Report(
             workload=self._workload.name,
             candidates=tuple(self._candidates.values()),
             chosen=list(self._candidates).index(self._chosen),
             gains=self._gains.by_axis(self._chosen),
-            seconds=earlier + self._limits.seconds,
+            seconds=self._limits.seconds + (self._earlier.seconds if self._earlier is not None else 0.0),
             hardware=self._hardware.to_json(),
             versions=installed_versions(),
             stopped_because=self._stopped_because + (_UNCHECKED if unchecked else ""),
@@ -434,8 +432,10 @@ class Gains:
 
     def undone_by(self, move: Move) -> bool:
         """Whether a move changes what an earlier one won by: XLA after fused kernels, or the opposite threads."""
-        won = {name: value for one in self._wins if get_fields(one.axis) for name, value in one.changes.items()}
-        return any(won.get(name, value) != value for name, value in move.changes)
+        won = [
+            one.changes for one in self._wins if get_fields(one.axis) and one.axis != "batch"
+        ]  # larger may gain more
+        return any(changes.get(name, value) != value for changes in won for name, value in move.changes)
 
     def take_over(self, gains: Mapping[str, float], plan: Plan) -> None:
         """Takes over what an earlier search found on its way to a plan, in place of all but the rules' gain."""

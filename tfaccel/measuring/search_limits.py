@@ -16,9 +16,13 @@ from tfaccel.measuring.candidate_child import CandidateFailed, CandidateServers
 from tfaccel.measuring.estimate_memory import estimated_memory
 from tfaccel.measuring.memory_estimate import MemoryEstimate, mebibytes
 from tfaccel.measuring.report import FIRST_SECONDS, TAUGHT_SECONDS, Candidate, MeasureOptions
+from tfaccel.planning.moves import Move, axes_of, both_at_once
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_environment import get_environment
 
+_IN_CHUNKS = Move("logits", (("logit_chunks", 16),))
+_RECOMPUTED = Move("rematerialization", (("rematerialization", True),))
+_LARGE_VOCABULARY = 4096
 _USABLE = 0.9  # of the free memory, so that the OOM killer never strikes, perhaps at another process
 # A plan that XLA compiles may take so many times as long as the others before; where it finds clusters by itself, which
 # may be many, as in recurrent layers, longer still. A plan with micro-batches is first checked for what they change.
@@ -132,6 +136,7 @@ class SearchMemory:
         self._limit_seconds = limit_seconds
         self._estimates: dict[bool, MemoryEstimate] = {}
         self._short: set[Plan] = set()
+        self._has_many_logits = False
 
     def limit_bytes(self, plan: Plan) -> int | None:
         """What a process that starts now may take; None on GPUs and TPUs, where TensorFlow says when it is spent."""
@@ -144,10 +149,20 @@ class SearchMemory:
         """Notes that a plan failed."""
         if error.kind == "memory":
             self._short.add(plan)
+            self._has_many_logits = error.child.built.get("vocabulary_size", 0) >= _LARGE_VOCABULARY
 
-    def would_fit_recomputed(self, plan: Plan) -> bool:
-        """Whether a plan ran out of memory, and may recompute activations instead of keeping them."""
-        return plan in self._short and not plan.rematerialization
+    def remedies(self, plan: Plan, fixed: Collection[str]) -> list[Move]:
+        """Moves from a plan that ran out of memory to plans that need less; the one that costs least time first.
+
+        Args:
+            plan: any plan; there is none if it did not run out of memory.
+            fixed: plan fields that stay as they are.
+        """
+        if plan not in self._short:
+            return []
+        found = [_IN_CHUNKS, _RECOMPUTED] if self._has_many_logits and plan.logit_chunks == 1 else [_RECOMPUTED]
+        found = [one for one in found if one.applied_to(plan) and one.changes[0][0] not in fixed]
+        return [*found, both_at_once(*found)] if len(found) == 2 else found
 
     def why_not(self, plan: Plan, known: Iterable[Plan]) -> str:
         """Why a plan with a larger batch than any known one would run out of memory, by the estimate; empty if not."""
@@ -167,6 +182,11 @@ class SearchMemory:
             return ""
         needed, usable = memory.total_bytes(size), memory.usable_bytes or 0
         return f"It would need an estimated {mebibytes(needed)} of {mebibytes(usable)}."
+
+
+def saves_memory(move: Move) -> bool:
+    """Whether a move is one of those after a plan has run out of memory."""
+    return {*axes_of(move.axis)} <= {_IN_CHUNKS.axis, _RECOMPUTED.axis}
 
 
 def compiles_long(plan: Plan) -> bool:

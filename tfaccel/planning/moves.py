@@ -16,10 +16,10 @@ from tfaccel.planning.workload import Workload
 
 MEASURED = "Measured on this machine"  # how the reason of a measured choice begins
 
-# In the order in which they are tried: those with the largest gains first; rematerialization where memory ran out.
+# In the order in which they are tried: those with the largest gains first; the last two where memory ran out.
 _ORDER = (
     *("oneDNN", "kernels", "precision", "Grappler", "threads", "XLA", "batch", "devices", "input", "communication"),
-    *("GPU threads", "allocator", "clustering", "micro-batches", "steps", "rematerialization"),
+    *("GPU threads", "allocator", "clustering", "micro-batches", "steps", "logits", "rematerialization"),
 )
 AXES: Mapping[str, tuple[str, ...]] = {
     axis: tuple(name for name, setting in SETTINGS.items() if axis in setting.axes) for axis in _ORDER
@@ -99,10 +99,14 @@ def at_once(plan: Plan, first_two: Sequence[Move]) -> tuple[Move, Plan] | None:
     moved = [one.applied_to(plan) for one in first_two]
     if len(moved) < 2 or None in moved or not all(map(seldom_loses, first_two)):
         return None
-    first, second = first_two
-    combined = Move(f"{first.axis}{_AND}{second.axis}", (*first.changes, *second.changes))
+    combined = both_at_once(*first_two)
     changed = combined.applied_to(plan)
     return None if changed is None else (combined, changed)
+
+
+def both_at_once(first: Move, second: Move) -> Move:
+    """Two moves as one, named after both axes."""
+    return Move(f"{first.axis}{_AND}{second.axis}", (*first.changes, *second.changes))
 
 
 def seldom_loses(move: Move) -> bool:

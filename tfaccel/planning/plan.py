@@ -303,6 +303,7 @@ class Plan(Record):
         65_536,
         default=1,
         reason="All logits at once; chunks are for large vocabularies, when memory is short.",
+        axes=("logits",),
         in_engine=True,
     )
     tpu: str | None = switch(None, none="")

@@ -23,6 +23,7 @@ CHIEF = "tfaccel.tuning.chief_program"
 WORKER = "tfaccel.tuning.worker_program"
 _PROGRAMS = (CHIEF, WORKER)  # loaded once, with all that they import
 START_ANEW = 75  # the exit status of a worker that is to be started again
+FOLD = "FOLD"  # the status in an answer to a worker that trains a fold of another worker's trial
 _ENVIRONMENT = {
     "TF_CONFIG": None,
     "KERAS_BACKEND": "tensorflow",

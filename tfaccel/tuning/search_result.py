@@ -100,6 +100,11 @@ def trial_folder(run_dir: Path, trial_id: str) -> Path:
     return run_dir / "tuner" / f"trial_{trial_id}"
 
 
+def fold_file(run_dir: Path, trial_id: str, fold: int) -> Path:
+    """The file with the outcome of one of a trial's folds."""
+    return trial_folder(run_dir, trial_id) / f"fold_{fold}.json"
+
+
 def write_outcome(run_dir: Path, row: TrialRow) -> None:
     """Records that a trial is finished, before reporting it, so that it is never run again."""
     write_json(trial_folder(run_dir, row.trial_id) / OUTCOME_FILE, row.to_json())

@@ -1,6 +1,6 @@
 """Starts, monitors and stops the chief and the workers of a search, and passes trials between them.
 
-If a worker dies, its trial counts as failed.
+If a worker dies, its trial counts as failed. A worker for which there is no trial trains folds of the others' trials.
 """
 
 from __future__ import annotations
@@ -15,14 +15,25 @@ from tfaccel.errors import SearchError
 from tfaccel.training.run.run_dir import RunIdentity
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.options import SearchOptions
-from tfaccel.tuning.search_processes import START_ANEW, SearchProcesses
-from tfaccel.tuning.search_result import OnRow, TrialRow, read_hyperparameters, read_outcome, read_rows, write_outcome
+from tfaccel.tuning.search_processes import FOLD, START_ANEW, SearchProcesses
+from tfaccel.tuning.search_result import (
+    OnRow,
+    TrialRow,
+    fold_file,
+    read_hyperparameters,
+    read_outcome,
+    read_rows,
+    write_outcome,
+)
 from tfaccel.tuning.source import SearchSource
 
 _MAX_FAILED_STARTS = 3
 _MIN_START_SECONDS = 300.0
 
 logger = logging.getLogger("tfaccel")
+
+
+Fold = tuple[str, int]  # of a trial
 
 
 @dataclass
@@ -34,6 +45,7 @@ class _Slot:
     asks: bool = False
     has_asked: bool = False
     trial_id: str | None = None
+    fold: Fold | None = None  # of another slot's trial
     began: float = 0.0
     last_heartbeat: float = 0.0
     ended_because: str | None = None
@@ -55,6 +67,8 @@ class Supervisor:
         self._stopped = False
         self._all_given = False  # the chief has no more trials
         self._announced: set[str] = set()
+        self._claims: dict[Fold, _Slot] = {}  # folds that were begun, and by which worker
+        self._unaided: set[str] = set()  # trials of which a fold has failed elsewhere
 
     def __enter__(self) -> Self:
         self._processes.open()
@@ -179,6 +193,10 @@ class Supervisor:
                 slot.asks = False
                 if message["status"] == "RUNNING":
                     slot.trial_id, slot.began, slot.failed_starts = message["trial_id"], time.monotonic(), 0
+                elif (fold := self._free_fold()) is not None:
+                    self._claims[fold] = slot
+                    slot.fold, slot.began, slot.failed_starts = fold, time.monotonic(), 0
+                    message = {"status": FOLD, "fold": fold}
                 slot.child.send(message)
         elif message["event"] == "row":
             self._announce(message["row"])
@@ -200,8 +218,40 @@ class Supervisor:
         elif message["event"] == "end":
             slot.trial_id = None
             self._chief.send({"end": message["trial_id"], "hyperparameters": message["hyperparameters"]})
+            self._release(slot)
+            self._end_folds(message["trial_id"])
+        elif message["event"] == "claim":
+            is_free = self._claims.setdefault(tuple(message["fold"]), slot) is slot
+            slot.child.send({"is_free": is_free})
+        elif message["event"] == "fold":
+            self._release(slot, failed=not message["is_done"])
         elif message["event"] == "fatal":
             self._end(message["message"])
+
+    def _free_fold(self) -> Fold | None:
+        """A fold of a running trial that no worker has begun."""
+        if self._options.folds is None or self._stopped:
+            return None
+        running = [slot.trial_id for slot in self._slots if slot.trial_id is not None]
+        folds = [
+            (trial, fold) for trial in running if trial not in self._unaided for fold in range(self._options.folds)
+        ]
+        is_free = (one for one in folds if one not in self._claims and not fold_file(self._run_dir, *one).exists())
+        return next(is_free, None)
+
+    def _release(self, slot: _Slot, *, failed: bool = False) -> None:
+        """Gives up the folds of a slot; of a trial of which one failed here, its own worker trains all."""
+        if slot.fold is not None and failed:
+            self._unaided.add(slot.fold[0])
+        self._claims = {fold: one for fold, one in self._claims.items() if one is not slot}
+        slot.fold = None
+
+    def _end_folds(self, trial_id: str) -> None:
+        """Ends workers that train folds of a trial that needs them no more, where there is no other trial for them."""
+        for slot in self._slots:
+            if self._all_given and slot.fold is not None and slot.fold[0] == trial_id:
+                slot.ended_because = "Its trial had ended."
+                self._processes.kill(slot.child)
 
     def _end(self, message: str) -> None:
         raise SearchError(f"{message} Finished trials are kept; continue with resume='auto' (--resume=auto).")
@@ -210,12 +260,15 @@ class Supervisor:
         """Records the worker's trial as failed and starts a replacement."""
         status = slot.child.status
         how = slot.ended_because or f"Its process {slot.child.how_it_ended()}."
-        if slot.trial_id is not None:
+        fold, trial_id = slot.fold, slot.trial_id
+        self._release(slot, failed=status != START_ANEW)
+        if trial_id is not None:
             self._finish_failed(slot, how)
+            self._end_folds(trial_id)
         elif status == 0 and not slot.asks:
             self._retire(slot)
             return
-        elif status != START_ANEW and slot.ended_because is None:
+        elif status != START_ANEW and slot.ended_because is None and fold is None:
             slot.failed_starts += 1
             if slot.failed_starts >= _MAX_FAILED_STARTS:
                 raise SearchError(f"A worker cannot start: {how} {self._processes.end_of_log(slot.child)}")
@@ -247,9 +300,10 @@ class Supervisor:
             self._stopped = True
             self._chief.send({"stop": True})
         for slot in self._slots:
-            if slot.trial_id is None or slot.ended_because is not None:
+            if (slot.trial_id is None and slot.fold is None) or slot.ended_because is not None:
                 continue
-            if options.trial_seconds is not None and now - slot.began > options.trial_seconds:
+            is_late = options.trial_seconds is not None and now - slot.began > options.trial_seconds
+            if is_late and slot.trial_id is not None:
                 slot.ended_because = f"It took longer than {options.trial_seconds:g} seconds (trial_seconds)."
             elif now - max(slot.last_heartbeat, slot.began) > options.stall_seconds:
                 slot.ended_because = f"It sent no heartbeat for {options.stall_seconds:g} seconds (stall_seconds)."

@@ -1,6 +1,7 @@
 """Runs one trial: builds its model inside the runtime, trains it, and returns its row; trains the best one again.
 
-The folds of a trial run one after another: a finished one is kept, and a trial that has lost begins no further one.
+A fold of a trial that has finished is kept, and a trial that has lost begins no further one. Workers that have no trial
+of their own train folds of the others.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from tfaccel.training.train import train
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.optuna_oracle import epoch_pruner
 from tfaccel.tuning.own_training import OwnArguments, fatal_unless_metrics, make_tuner, reported_metrics
-from tfaccel.tuning.search_result import MODEL_FILE, OUTCOME_FILE, TrialRow, best_row, trial_folder
+from tfaccel.tuning.search_result import MODEL_FILE, OUTCOME_FILE, TrialRow, best_row, fold_file, trial_folder
 from tfaccel.tuning.trial_callbacks import Pruner, TrialReport, beside_others, tensorboard_beside
 from tfaccel.tuning.trial_maker import TrialMaker
 
@@ -46,6 +47,7 @@ _BEST = "best"  # the folder of the best trial's model, and in place of the tria
 _STATE_FILE = "state.npz"
 _OF_TRIAL = "trial"  # the key of the name of the trial that saved a state
 _WARM_UPS, _CALLS = 3, 30
+_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,7 @@ class TrialRunner:
         objective, identity: of the search.
         builds_models: whether the space builds models itself.
         sign: heartbeat, called about once per second while a trial runs.
+        claim: whether to train a fold here, by the trial's id and the fold's number; another process may have it.
         save_to: a file for the trained model, which is then trained once and never pruned; None for a trial.
     """
 
@@ -65,6 +68,7 @@ class TrialRunner:
     builds_models: bool
     identity: RunIdentity
     sign: Callable[[], None] = lambda: None
+    claim: Callable[[str, int], bool] = lambda trial_id, fold: True
     save_to: Path | None = None
 
     def run(self, trial_id: str, hp: Any) -> TrialRow:
@@ -84,15 +88,36 @@ class TrialRunner:
         """The fields of a trial's row, after all its executions."""
         options = self.maker.options
         if options.folds is not None and self.save_to is None:
-            folder = trial_folder(self.run_dir, trial_id)
-            train_fold = partial(self._execution, trial_id, hp, 0)
-            return mean_outcome(train_folds(train_fold, options.folds, folder=folder, objective=self.objective))
+            return mean_outcome(self._of_folds(trial_id, hp, options.folds))
         outcomes: list[dict[str, Any]] = []
         for execution in range(1 if self.save_to is not None else options.executions_per_trial):
             outcomes.append(self._execution(trial_id, hp, execution))
             if outcomes[-1]["status"] == "pruned":
                 break
         return mean_outcome(outcomes)
+
+    def train_fold(self, trial_id: str, hp: Any, fold: int) -> None:
+        """Trains a trial without one fold of the data, and keeps the outcome beside those of its other folds."""
+        write_json(fold_file(self.run_dir, trial_id, fold), self._execution(trial_id, hp, 0, fold=fold))
+
+    def _of_folds(self, trial_id: str, hp: Any, num_folds: int) -> list[dict[str, Any]]:
+        """The outcomes of a trial's folds, in order, until it has lost."""
+
+        def outcome_of(fold: int) -> dict[str, Any]:
+            while not (
+                file := fold_file(self.run_dir, trial_id, fold)
+            ).exists():  # else a kill or another worker left it
+                missing = (n for n in range(fold, num_folds) if not fold_file(self.run_dir, trial_id, n).exists())
+                free = next((number for number in missing if self.claim(trial_id, number)), None)
+                if free is not None:
+                    self.train_fold(trial_id, hp, free)
+                else:
+                    self.sign()
+                    time.sleep(_POLL_SECONDS)
+            return dict(json.loads(file.read_text(encoding="utf-8")))
+
+        others = trial_folder(self.run_dir, trial_id).parent
+        return train_folds(outcome_of, num_folds, others=others, objective=self.objective)
 
     def _execution(self, trial_id: str, hp: Any, execution: int, *, fold: int | None = None) -> dict[str, Any]:
         """Builds and trains the model of a trial once; without a fold of the data if one is given."""
@@ -265,27 +290,24 @@ class _Trial:
 
 
 def train_folds(
-    train: Callable[..., dict[str, Any]], num_folds: int, *, folder: Path, objective: Objective
+    outcome_of: Callable[[int], dict[str, Any]], num_folds: int, *, others: Path, objective: Objective
 ) -> list[dict[str, Any]]:
-    """The outcomes of a trial's folds: `train(fold=...)` or, if it had finished before a kill, what it wrote.
+    """The outcomes of a trial's folds, in order, until it has lost.
 
     The last outcome also has the scores of all, and the cause if the trial has lost.
 
     Args:
-        train: trains without a fold.
+        outcome_of: trains without a fold of this number, or finds that done.
         num_folds: how many folds there are.
-        folder: of the trial, beside those of the others.
+        others: the folder of all trials.
         objective: of the search.
     """
     outcomes: list[dict[str, Any]] = []
     for fold in range(num_folds):
-        file = folder / f"fold_{fold}.json"
-        if not file.exists():
-            write_json(file, train(fold=fold))
-        outcomes.append(json.loads(file.read_text(encoding="utf-8")))
+        outcomes.append(outcome_of(fold))
         scores = [outcome["score"] for outcome in outcomes]
-        others = [json.loads(path.read_text("utf-8")) for path in sorted(folder.parent.glob(f"trial_*/{OUTCOME_FILE}"))]
-        finished = [row for row in map(TrialRow.from_json, others) if len(row.fold_scores) == num_folds]
+        rows = [json.loads(path.read_text("utf-8")) for path in sorted(others.glob(f"trial_*/{OUTCOME_FILE}"))]
+        finished = [row for row in map(TrialRow.from_json, rows) if len(row.fold_scores) == num_folds]
         best = best_row(finished, objective)
         cause = lost_cause(scores, best, objective) if best is not None and fold + 1 < num_folds else None
         if cause is not None:

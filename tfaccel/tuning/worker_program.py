@@ -1,8 +1,8 @@
 """A worker of a search: runs trials on its device group; started by the search's fork server.
 
 It receives the search's task and its devices, reports the search space if the task says so, then requests trials one at
-a time. It exits with status 75 to be restarted: after a trial that ran out of memory, or when
-its memory has grown.
+a time; it may get a fold of another worker's trial instead. It exits with status 75 to be restarted: after a trial that
+ran out of memory, or when its memory has grown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from keras_tuner.errors import FatalError
 
 from tfaccel.errors import TfaccelError, in_one_line
 from tfaccel.training.run.run_dir import RunIdentity
-from tfaccel.tuning.search_processes import START_ANEW, DeviceGroup
+from tfaccel.tuning.search_processes import FOLD, START_ANEW, DeviceGroup
 from tfaccel.tuning.search_result import TrialRow, read_hyperparameters, read_outcome, write_outcome
 from tfaccel.tuning.source import SearchSource
 from tfaccel.tuning.trial_maker import TrialMaker, discover
@@ -77,38 +77,60 @@ def _work(parent: _Parent, order: dict[str, Any], maker: TrialMaker) -> None:
         identity.check()
         parent.send({"event": "alive"})
 
-    runner = TrialRunner(
-        maker=maker, objective=order["objective"], builds_models=order["builds_models"], identity=identity, sign=sign
-    )
+    def claim(trial_id: str, fold: int) -> bool:
+        parent.send({"event": "claim", "fold": (trial_id, fold)})
+        return bool(parent.recv()["is_free"])
+
+    how = {"objective": order["objective"], "builds_models": order["builds_models"], "identity": identity}
+    runner = TrialRunner(maker=maker, sign=sign, claim=claim, **how)
     if "retrain" in order:
         parent.send({"event": "retrained", "best": retrain(runner, order["retrain"])})
         return
     finished, settled_bytes = 0, 0
-    while (trial_id := _next_trial(parent)) is not None:
+    while (task := _next_task(parent)) is not None:
+        trial_id, fold = task
         row, hyperparameters = read_outcome(run_dir, trial_id), None
-        if row is None:
-            hp = keras_tuner.HyperParameters.from_config(read_hyperparameters(run_dir, trial_id))
-            row = _get_row(parent, runner, trial_id, hp)
-            hyperparameters = hp.get_config()
-            identity.check()
-            write_outcome(run_dir, row)
-        parent.send({"event": "end", "trial_id": trial_id, "hyperparameters": hyperparameters})
+        hp = keras_tuner.HyperParameters.from_config(read_hyperparameters(run_dir, trial_id))
+        if fold is not None:
+            cause = _cause_of_fold(runner, trial_id, hp, fold)
+            parent.send({"event": "fold", "is_done": not cause})
+        else:
+            if row is None:
+                row = _get_row(parent, runner, trial_id, hp)
+                hyperparameters = hp.get_config()
+                identity.check()
+                write_outcome(run_dir, row)
+            cause = row.cause or ""
+            parent.send({"event": "end", "trial_id": trial_id, "hyperparameters": hyperparameters})
         finished += 1
         used = psutil.Process().memory_info().rss
         if finished <= _SETTLED_AFTER:
             settled_bytes = used
-        if (row.cause or "").startswith(OUT_OF_MEMORY) or used > settled_bytes + _MAX_GROWTH_BYTES:
+        if cause.startswith(OUT_OF_MEMORY) or used > settled_bytes + _MAX_GROWTH_BYTES:
             os._exit(START_ANEW)
 
 
-def _next_trial(parent: _Parent) -> str | None:
-    """The trial to run; None when there are no more."""
+def _next_task(parent: _Parent) -> tuple[str, int | None] | None:
+    """The trial to run, or a fold of one that another worker runs; None when there are no more."""
     while True:
         parent.send({"event": "ask"})
         answer = parent.recv()
+        if answer["status"] == FOLD:
+            trial_id, fold = answer["fold"]
+            return trial_id, fold
         if answer["status"] != "IDLE":
-            return answer["trial_id"] if answer["status"] == "RUNNING" else None
+            return (answer["trial_id"], None) if answer["status"] == "RUNNING" else None
         time.sleep(_IDLE_SECONDS)  # the next trial depends on running ones
+
+
+def _cause_of_fold(runner: TrialRunner, trial_id: str, hp: Any, fold: int) -> str:
+    """Trains a fold of another worker's trial; returns why it failed, which that worker then finds itself."""
+    try:
+        runner.train_fold(trial_id, hp, fold)
+    except Exception as error:
+        traceback.print_exc()
+        return get_cause(error)
+    return ""
 
 
 def _get_row(parent: _Parent, runner: TrialRunner, trial_id: str, hp: Any) -> TrialRow:

@@ -81,6 +81,12 @@ class TimedSteps:
         return kernels_need_float32(self._engine.model)
 
     @property
+    def vocabulary_size(self) -> int:
+        """The number of logits of each token; 0 if the model returns none, or if that is not known beforehand."""
+        outputs = getattr(self._engine.model, "outputs", None) or []
+        return max((one.shape[-1] or 0 for one in outputs if len(one.shape) > 2), default=0)
+
+    @property
     def num_parameters(self) -> int:
         """How many numbers the optimizer updates."""
         return sum(math.prod(variable.shape) for variable in self._engine.model.trainable_variables)
