@@ -47,7 +47,7 @@ def test_a_plan_is_expected_to_take_as_long_as_others_in_its_environment():
     assert limits.times.expected(replace(PLAN, fused_kernels=True)) == 25.0 + 1.5
     assert limits.times.expected(replace(PLAN, accumulation_steps=2)) == 50.0 + 1.5
     limits.times.note(replace(PLAN, accumulation_steps=2), 30.0, 0.0)
-    assert limits.times.expected(replace(PLAN, accumulation_steps=2, inter_op_threads=1)) == (25.0 + 30.0) / 2 + 1.5
+    assert limits.times.expected(replace(PLAN, accumulation_steps=2, inter_op_threads=1)) == 30.0 + 1.5
 
 
 def test_a_plan_that_is_built_already_takes_less_time():

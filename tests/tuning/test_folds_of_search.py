@@ -196,7 +196,8 @@ def test_a_worker_without_a_trial_trains_folds_of_another(tmp_path):
     beside, two = search_with(2)
     assert beside == alone
     assert (len(one), len(two)) == (1, 2)
-    killed, _ = search_with(2, ENDS_HELPER="1")
+    killed, begun = search_with(2, ENDS_HELPER="1")
+    assert len(begun) >= 2
     assert killed == alone  # the worker of the trial trains that fold itself
 
 

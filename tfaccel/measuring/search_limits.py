@@ -227,7 +227,8 @@ class PlanTimes:
     def expected(self, plan: Plan, *, is_new: bool = False, is_built: bool = False) -> float:
         """The time that a plan is likely to take, and the end of the search.
 
-        It is the mean of those so far that XLA compiles or of the others, in the same environment if there was one.
+        It is the mean of those so far that XLA compiles or of the others: of those in the same environment, and with as
+        many micro-batches, if there were any.
 
         Args:
             plan: the plan.
@@ -235,8 +236,9 @@ class PlanTimes:
             is_built: whether it has been built already.
         """
         alike = {one: seconds for one, seconds in self._seconds.items() if compiles_long(one) == compiles_long(plan)}
-        near = [seconds for one, seconds in alike.items() if get_environment(one) == get_environment(plan)]
-        known = near or [*alike.values()] or [*self._seconds.values()]
+        near = {one: seconds for one, seconds in alike.items() if get_environment(one) == get_environment(plan)}
+        nearest = {one: seconds for one, seconds in near.items() if one.accumulation_steps == plan.accumulation_steps}
+        known = (nearest or near or alike or self._seconds).values()
         building, measuring = map(statistics.fmean, zip(*known, strict=True)) if known else (0.0, 0.0)
         factor = _COMPILES_LONGER if compiles_long(plan) else 1.0
         if plan.xla_auto_clustering and not any(one.xla_auto_clustering for one in self._seconds):

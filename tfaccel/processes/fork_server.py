@@ -67,7 +67,7 @@ class ForkServer:
         preload: modules loaded once, for all processes.
         folder: folder for logs.
         environment: what to add to the environment; None removes a name.
-        left_out: modules that those of `preload` do without, though they would import them if they are installed.
+        left_out: modules that cannot be imported while those of `preload` are loaded, but afterwards.
     """
 
     def __init__(

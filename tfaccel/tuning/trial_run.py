@@ -104,9 +104,8 @@ class TrialRunner:
         """The outcomes of a trial's folds, in order, until it has lost."""
 
         def outcome_of(fold: int) -> dict[str, Any]:
-            while not (
-                file := fold_file(self.run_dir, trial_id, fold)
-            ).exists():  # else a kill or another worker left it
+            file = fold_file(self.run_dir, trial_id, fold)
+            while not file.exists():  # else this trial, before a kill, or another worker has trained it
                 missing = (n for n in range(fold, num_folds) if not fold_file(self.run_dir, trial_id, n).exists())
                 free = next((number for number in missing if self.claim(trial_id, number)), None)
                 if free is not None:

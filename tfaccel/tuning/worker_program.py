@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import keras_tuner
@@ -89,13 +90,13 @@ def _work(parent: _Parent, order: dict[str, Any], maker: TrialMaker) -> None:
     finished, settled_bytes = 0, 0
     while (task := _next_task(parent)) is not None:
         trial_id, fold = task
-        row, hyperparameters = read_outcome(run_dir, trial_id), None
-        hp = keras_tuner.HyperParameters.from_config(read_hyperparameters(run_dir, trial_id))
         if fold is not None:
-            cause = _cause_of_fold(runner, trial_id, hp, fold)
+            cause = _cause_of_fold(runner, trial_id, _hyperparameters(run_dir, trial_id), fold)
             parent.send({"event": "fold", "is_done": not cause})
         else:
+            row, hyperparameters = read_outcome(run_dir, trial_id), None
             if row is None:
+                hp = _hyperparameters(run_dir, trial_id)
                 row = _get_row(parent, runner, trial_id, hp)
                 hyperparameters = hp.get_config()
                 identity.check()
@@ -121,6 +122,10 @@ def _next_task(parent: _Parent) -> tuple[str, int | None] | None:
         if answer["status"] != "IDLE":
             return (answer["trial_id"], None) if answer["status"] == "RUNNING" else None
         time.sleep(_IDLE_SECONDS)  # the next trial depends on running ones
+
+
+def _hyperparameters(run_dir: Path, trial_id: str) -> Any:
+    return keras_tuner.HyperParameters.from_config(read_hyperparameters(run_dir, trial_id))
 
 
 def _cause_of_fold(runner: TrialRunner, trial_id: str, hp: Any, fold: int) -> str:
